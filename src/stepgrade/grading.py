@@ -43,7 +43,7 @@ from stepgrade.scoring.layers import (
     modules_of_step,
     slow_layers,
 )
-from stepgrade.scoring.links import collective_fits, collective_rows, copy_rows, expert_use, pipeline_use
+from stepgrade.scoring.links import collective_fits, collective_rows, copy_rows
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     RankedOperation,
@@ -228,10 +228,10 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         compile=profile.compilation,
         kernel_use=profile.kernel_use,
         copies=copy_rows(profile.activity),
-        collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
+        collectives=collective_rows(profile.links, target.figures),
         collective_fits=collective_fits(profile.links),
-        pipeline=pipeline_use(profile.links, profile.steps or 1),
-        experts=expert_use(profile.links, profile.steps or 1),
+        pipeline=profile.links.pipeline if profile.links else None,
+        experts=profile.links.experts if profile.links else (),
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
         memory=context.memory,

@@ -22,7 +22,7 @@ from stepgrade.model import DeviceSeen, Ledger, Note, OpTime, Profile, RankTime,
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
-    CopyTally,
+    CopyRow,
     GemmTally,
     HostGaps,
     HostLine,
@@ -33,7 +33,7 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
-from stepgrade.model.collectives import Communication, Exchange, Pipeline, StageTime
+from stepgrade.model.collectives import Communication, ExpertUse, PipelineUse, StageRow
 from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
 from stepgrade.model.hang import Difference, Hang, RankCall
 from stepgrade.model.ledger import ACCOUNTS
@@ -98,16 +98,16 @@ def wait(call: str, caller: str | None = None) -> tuple[WaitTally, ...]:
     return (WaitTally(call=call, caller=caller, count=20.0, ms=30.0),)
 
 
-def copies(**known: Any) -> tuple[CopyTally, ...]:
+def copies(**known: Any) -> tuple[CopyRow, ...]:
     defaults = {
         "direction": "h2d",
         "memory": None,
         "during": "forward",
-        "count": 2.0,
+        "calls": 2.0,
         "ms": 20.0,
         "bytes": 1e8,
     }
-    return (CopyTally(**(defaults | known)),)
+    return (CopyRow(**(defaults | known)),)
 
 
 def flaw(code: str) -> Profile:
@@ -174,11 +174,16 @@ def compilation(recompiles: int, ms: float) -> Compilation:
     )
 
 
-def stage(rank: int, busy_ms: float) -> StageTime:
-    """Return what one stage does in ten steps of 100 ms."""
+def stage(rank: int, busy_ms: float) -> StageRow:
+    """Return what one stage does in a step of 100 ms."""
     rest = STEP_MS - busy_ms
-    return StageTime(
-        rank=rank, busy_ms=busy_ms * STEPS, transfer_ms=0.0, wait_ms=rest * STEPS, bubble_ms=rest * STEPS
+    return StageRow(
+        rank=rank,
+        busy_ms=busy_ms,
+        bubble_ms=rest,
+        transfer_ms=0.0,
+        wait_ms=rest,
+        bubble_share=rest / STEP_MS,
     )
 
 
@@ -207,7 +212,7 @@ FIRES: dict[str, Profile] = {
     "starved-loader": trace(lost={"idle_input": 0.15}, input_ms=(0.0,) * 7 + (50.0,) * 3),
     "heavy-transfer": trace(lost={"exposed_copy": 0.2}),
     "pageable-copies": trace(lost={"exposed_copy": 0.2}, copies=copies(memory="pageable")),
-    "many-small-copies": trace(lost={"exposed_copy": 0.2}, copies=copies(count=50.0, bytes=5000.0)),
+    "many-small-copies": trace(lost={"exposed_copy": 0.2}, copies=copies(calls=50.0, bytes=5000.0)),
     "offload-traffic": trace(lost={"exposed_copy": 0.2}, copies=copies(during="optimizer")),
     "scalar-read-sync": trace(lost={"idle_sync": 0.2}, waits=wait(SYNC, "aten::_local_scalar_dense")),
     "data-dependent-sync": trace(lost={"idle_sync": 0.2}, waits=wait(SYNC, "aten::nonzero")),
@@ -285,21 +290,21 @@ FIRES: dict[str, Profile] = {
     "slow-stage": trace(
         lost={"exposed_communication": 0.4},
         links=Communication(
-            pipeline=Pipeline(
-                stages=tuple(stage(*of) for of in ((0, 40), (1, 40), (2, 60), (3, 40))), micro_batches=4
-            )
+            pipeline=PipelineUse.of([stage(*of) for of in ((0, 40), (1, 40), (2, 60), (3, 40))], 4.0)
         ),
     ),
     "uneven-experts": trace(
         lost={"exposed_communication": 0.4},
         links=Communication(
-            exchanges=(
-                Exchange(
+            experts=(
+                ExpertUse(
                     group="ep",
-                    calls=40.0,
+                    calls=4.0,
                     ranks=(*range(8),),
-                    received_bytes=(*[1e9] * 7, 2e9),
-                    wait_ms=200.0,
+                    received_bytes=(*[1e8] * 7, 2e8),
+                    max_over_mean=16 / 9,
+                    busiest_rank=7,
+                    wait_ms=20.0,
                 ),
             )
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.hardware.ceilings import Figures
-from stepgrade.model.collectives import CollectiveTime, Communication
+from stepgrade.model.collectives import CollectiveRow, Communication
 from stepgrade.scoring.links import bus_factor, collective_fits, collective_rows
 from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.matching import Matching
@@ -31,7 +31,7 @@ def matched(*of_ranks: list[tuple[CollectiveCall, int, int, int]]) -> Communicat
 def test_rates_are_over_the_time_from_the_last_arrival() -> None:
     reduce = call("allreduce", 100_000_000)
     links = matched([(reduce, 1, 0, 900 * US)], [(reduce, 1, 400 * US, 500 * US)])
-    (row,) = collective_rows(links, 1, Figures())
+    (row,) = collective_rows(links, Figures())
     assert (row.bytes, row.calls, row.nodes, row.at_least) == (1e8, 1.0, "one", False)
     assert row.ms == pytest.approx(0.7)  # of the mean rank
     assert row.wait_ms == pytest.approx(0.2)
@@ -52,8 +52,8 @@ def test_sizes_are_told_apart_and_fitted() -> None:
 
 
 def test_one_rank_alone_gives_a_bound() -> None:
-    one = CollectiveTime(name="allreduce", group="dp", group_size=16, calls=2.0, total_ms=2.0, bytes=1e8)
-    (row,) = collective_rows(Communication(collectives=(one,), node_devices=8), 1, Figures())
+    one = CollectiveRow(name="allreduce", group="dp", group_size=16, calls=2.0, ms=2.0, bytes=1e8)
+    (row,) = collective_rows(Communication(collectives=(one,), node_devices=8), Figures())
     assert (row.at_least, row.nodes, row.wait_ms, row.link_share) == (True, "several", None, None)
     assert row.algbw_gb_s == pytest.approx(100.0)
     assert row.busbw_gb_s == pytest.approx(100.0 * 2 * 15 / 16)
@@ -90,23 +90,23 @@ def test_messages_are_split_by_when_the_peer_sent() -> None:
 def test_many_groups_alike_are_one_row() -> None:
     """A thousand ranks have hundreds of groups that do the same; the JSON says of how many a row is the mean."""
     groups = [
-        CollectiveTime(
+        CollectiveRow(
             name="allreduce",
             group="dp",
             group_size=4,
             ranks=f"[{4 * place}, {4 * place + 1}, {4 * place + 2}, {4 * place + 3}]",
             calls=2.0,
-            total_ms=4.0 + place,
+            ms=4.0 + place,
             wait_ms=1.0,
             moving_ms=2.0,
             bytes=1e6,
         )
         for place in range(5)
     ]
-    other = CollectiveTime(name="allreduce", group="tp", group_size=4, calls=1.0, total_ms=9.0, bytes=1e6)
-    rows = collective_rows(Communication(collectives=(other, *groups), node_devices=8), 1, Figures())
+    other = CollectiveRow(name="allreduce", group="tp", group_size=4, calls=1.0, ms=9.0, bytes=1e6)
+    rows = collective_rows(Communication(collectives=(other, *groups), node_devices=8), Figures())
     assert [(row.group, row.groups, row.ms) for row in rows] == [("tp", 1, 9.0), ("dp", 5, 6.0)]
     assert (rows[1].calls, rows[1].wait_ms) == (2.0, 1.0)
     assert rows[1].algbw_gb_s == pytest.approx(1.0)  # 2 MB in 2 ms
-    few = collective_rows(Communication(collectives=tuple(groups[:4]), node_devices=8), 1, Figures())
+    few = collective_rows(Communication(collectives=tuple(groups[:4]), node_devices=8), Figures())
     assert [row.groups for row in few] == [1] * 4

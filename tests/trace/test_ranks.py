@@ -186,7 +186,7 @@ def test_the_figures_of_a_run_are_those_of_its_mean_rank() -> None:
     assert second.activity
     kernels = [one.kernels for one in (first.activity, second.activity, merged.activity) if one.kernels]
     assert kernels[2].ms == pytest.approx((kernels[0].ms + kernels[1].ms) / 2)
-    assert [copy.count for copy in merged.activity.copies] == [copy.count for copy in first.activity.copies]
+    assert [copy.calls for copy in merged.activity.copies] == [copy.calls for copy in first.activity.copies]
 
 
 def test_what_some_ranks_say_names_them() -> None:

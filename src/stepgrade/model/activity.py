@@ -24,15 +24,16 @@ class HostLine(Struct, frozen=True, kw_only=True):
         return f"{self.where} {self.function}{inner}"
 
 
-class CopyTally(Struct, frozen=True, kw_only=True):
-    """Copies between host and device of one direction and one kind of host memory."""
+class CopyRow(Struct, frozen=True, kw_only=True):
+    """Copies between host and device in a step, of one direction and one kind of host memory."""
 
     direction: str  # h2d, d2h, other
-    memory: str | None  # pinned, pageable
-    during: str  # input, forward, backward, optimizer, other
-    count: float
+    memory: str | None = None  # pinned, pageable; None where the trace does not say
+    calls: float
     ms: float
     bytes: float | None = None
+    gb_s: float | None = None  # of the copies whose size is known
+    during: str | None = None  # input, forward, backward, optimizer, other; None: any of them
 
 
 class WaitTally(Struct, frozen=True, kw_only=True):
@@ -176,7 +177,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     driver: str  # device, host, unseen
     kernels: KernelTally | None = None
     gaps: HostGaps | None = None
-    copies: tuple[CopyTally, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
     waits: tuple[WaitTally, ...] = ()
     collectives: tuple[CollectiveTally, ...] = ()
     communication_ms: float = 0.0  # with what computing hides

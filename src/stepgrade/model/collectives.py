@@ -1,77 +1,100 @@
-"""What ranks tell each other: collectives by message size, the stages of a pipeline, exchanges of tokens.
+"""What ranks exchange in one step: collectives by message size, the stages of a pipeline, tokens of experts.
 
-Times are totals over the profiled steps, of the mean rank where several are known.
+Times are those of the mean rank where several are known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
+from stepgrade.statistics import mean
 
-class CollectiveTime(Struct, frozen=True, kw_only=True):
-    """The calls of one collective in one process group with one message size."""
+
+class CollectiveRow(Struct, frozen=True, kw_only=True):
+    """The calls of a collective with one message size in one process group, in one step of the mean rank.
+
+    Rates are over the time in which data moved: from the last arrival on where several ranks are known, else
+    over all of it, and then they are lower bounds.
+    """
 
     name: str
     group: str
-    calls: float
-    total_ms: float
+    groups: int = 1  # that this is the mean of: many of one name and size that do the same
     group_size: int | None = None
-    ranks: str = ""  # of the group, as the trace lists them
+    nodes: str | None = None  # one, several
     bytes: float | None = None  # of the larger side of one call
+    calls: float = 0.0
+    ms: float = 0.0
     wait_ms: float | None = None  # until the last rank has arrived; None where one rank alone is known
+    algbw_gb_s: float | None = None
+    busbw_gb_s: float | None = None
+    link_share: float | None = None  # of the rate of the device's link, by busbw
+    at_least: bool = False
+    ranks: str = ""  # of the group, as the trace lists them
     moving_ms: float | None = None  # of the last rank to arrive: it waits for nobody
 
 
-class StageTime(Struct, frozen=True, kw_only=True):
+class CollectiveFit(Struct, frozen=True, kw_only=True):
+    """A line through the sizes of a collective: what a call takes whatever its size, and the rate beyond."""
+
+    name: str
+    group: str
+    latency_us: float
+    gb_s: float
+    sizes: int
+
+
+class StageRow(Struct, frozen=True, kw_only=True):
     """One stage of a pipeline; waiting for a peer is a part of the bubble, what a message takes is not."""
 
     rank: int
     busy_ms: float
+    bubble_ms: float
     transfer_ms: float
     wait_ms: float  # in receives, until the peer sent
-    bubble_ms: float
+    bubble_share: float
 
 
-class Pipeline(Struct, frozen=True, kw_only=True):
-    """The stages of a pipeline in order, and the bubble that its schedule cannot avoid."""
+class PipelineUse(Struct, frozen=True, kw_only=True):
+    """The stages of a pipeline in order, their mean bubble, and the one that its schedule cannot avoid."""
 
-    stages: tuple[StageTime, ...]
+    stages: tuple[StageRow, ...]
     micro_batches: float  # of a step, times the parts of a stage where these are interleaved
+    bubble_share: float
+    ideal_bubble_share: float
 
-    @property
-    def ideal_bubble(self) -> float:
-        """Return the share of the step that fills and drains the pipeline: (p - 1) / (m v + p - 1)."""
-        waits = len(self.stages) - 1
-        return waits / (self.micro_batches + waits) if self.micro_batches else 0.0
+    @classmethod
+    def of(cls, stages: Sequence[StageRow], micro_batches: float) -> PipelineUse:
+        """Return the pipeline of these stages; filling and draining it takes (p - 1) / (m v + p - 1)."""
+        waits = len(stages) - 1
+        return cls(
+            stages=tuple(stages),
+            micro_batches=micro_batches,
+            bubble_share=mean([stage.bubble_share for stage in stages]),
+            ideal_bubble_share=waits / (micro_batches + waits) if micro_batches else 0.0,
+        )
 
 
-class Exchange(Struct, frozen=True, kw_only=True):
+class ExpertUse(Struct, frozen=True, kw_only=True):
     """All-to-alls of one process group: what each rank receives, and what waiting for the busiest costs."""
 
     group: str
     calls: float
     ranks: tuple[int, ...]
-    received_bytes: tuple[float, ...]  # of all calls, by each of the ranks
+    received_bytes: tuple[float, ...]  # by each of the ranks
+    max_over_mean: float | None  # what the busiest rank receives; None if nobody gets anything
+    busiest_rank: int  # of several the first
     wait_ms: float
-
-    @property
-    def max_over_mean(self) -> float | None:
-        """Return what the busiest rank receives over what the mean one does; None if nobody gets anything."""
-        whole = sum(self.received_bytes)
-        return max(self.received_bytes) * len(self.received_bytes) / whole if whole else None
-
-    @property
-    def busiest_rank(self) -> int:
-        """Return the rank that receives most, of several the first."""
-        return self.ranks[self.received_bytes.index(max(self.received_bytes))]
 
 
 class Communication(Struct, frozen=True, kw_only=True):
     """All that is known of a run's communication."""
 
-    collectives: tuple[CollectiveTime, ...] = ()
-    pipeline: Pipeline | None = None
-    exchanges: tuple[Exchange, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    pipeline: PipelineUse | None = None
+    experts: tuple[ExpertUse, ...] = ()
     node_devices: int | None = None  # of one machine, as the trace lists them
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, to_builtins
 
+from stepgrade.decoding import from_builtins
 from stepgrade.model.activity import Activity
 from stepgrade.model.profile import OpTime, check_figure
+
+# Recordings keep the names that these fields had first.
+_STORED_COPIES = {"calls": "count"}
 
 
 class SampledSteps(Struct, frozen=True, kw_only=True):
@@ -48,3 +54,25 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
                 unseen += part
             elif isinstance(part, int | float):
                 check_figure("sampled steps, activity", part)
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return what a recording keeps."""
+        return _renamed(to_builtins(self), _STORED_COPIES)
+
+    @classmethod
+    def from_stored(cls, document: dict[str, Any]) -> SampledSteps:
+        """Return what a recording keeps; raise msgspec.ValidationError for anything else."""
+        first = {stored: name for name, stored in _STORED_COPIES.items()}
+        return from_builtins(_renamed(document, first), cls)
+
+
+def _renamed(document: dict[str, Any], of_copies: dict[str, str]) -> dict[str, Any]:
+    """Return sampled steps with their copies under other names."""
+    activity = document.get("activity")
+    if not isinstance(activity, dict) or not isinstance(activity.get("copies"), list):
+        return document
+    copies = [
+        {of_copies.get(name, name): value for name, value in copy.items()} if isinstance(copy, dict) else copy
+        for copy in activity["copies"]
+    ]
+    return document | {"activity": activity | {"copies": copies}}

@@ -12,8 +12,9 @@ from stepgrade.contract import LayerSummary, Regression
 from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import MissingExtra
 from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
-from stepgrade.model.activity import KernelUse
+from stepgrade.model.activity import CopyRow, KernelUse
 from stepgrade.model.ceiling import Ceiling, Roof
+from stepgrade.model.collectives import CollectiveFit, CollectiveRow, ExpertUse, PipelineUse
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.finding import Finding
@@ -29,6 +30,8 @@ from stepgrade.units import show_share
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
 AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
+# What scoring needs of the rows of a table and the JSON leaves out.
+_UNPRINTED = {"collectives": ("ranks", "moving_ms"), "copies": ("during",)}
 
 
 class LayerStep(Struct, frozen=True, kw_only=True):
@@ -87,17 +90,6 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     tensor_cores: bool | None = None  # of matrix products; None where the name does not say
 
 
-class CopyRow(Struct, frozen=True, kw_only=True):
-    """Copies between host and device in a step, of one direction and one kind of host memory."""
-
-    direction: str  # h2d, d2h, other
-    memory: str | None = None  # pinned, pageable; None where the trace does not say
-    calls: float
-    ms: float
-    bytes: float | None = None
-    gb_s: float | None = None  # of the copies whose size is known
-
-
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation in the typical step: its time, and that as a share of the step.
 
@@ -124,70 +116,6 @@ class Operation(Struct, frozen=True, kw_only=True):
     samples_ms: tuple[float, ...] = ()
     shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
     kernels: tuple[KernelRow, ...] = ()  # the longest
-
-
-class CollectiveRow(Struct, frozen=True, kw_only=True):
-    """The calls of a collective with one message size in one process group, in one step of the mean rank.
-
-    Rates are over the time in which data moved: from the last arrival on where several ranks are known, else
-    over all of it, and then they are lower bounds.
-    """
-
-    name: str
-    group: str
-    groups: int = 1  # that this is the mean of: many of one name and size that do the same
-    group_size: int | None = None
-    nodes: str | None = None  # one, several
-    bytes: float | None = None  # of one call
-    calls: float | None = None
-    ms: float | None = None
-    wait_ms: float | None = None
-    algbw_gb_s: float | None = None
-    busbw_gb_s: float | None = None
-    link_share: float | None = None  # of the rate of the device's link, by busbw
-    at_least: bool = False
-
-
-class CollectiveFit(Struct, frozen=True, kw_only=True):
-    """A line through the sizes of a collective: what a call takes whatever its size, and the rate beyond."""
-
-    name: str
-    group: str
-    latency_us: float
-    gb_s: float
-    sizes: int
-
-
-class StageRow(Struct, frozen=True, kw_only=True):
-    """One stage of a pipeline in one step."""
-
-    rank: int
-    busy_ms: float
-    bubble_ms: float
-    transfer_ms: float
-    wait_ms: float  # of the bubble, in receives until the peer sent
-    bubble_share: float
-
-
-class PipelineUse(Struct, frozen=True, kw_only=True):
-    """A pipeline: its stages, their bubble, and the one that its schedule cannot avoid."""
-
-    stages: tuple[StageRow, ...]
-    micro_batches: float
-    bubble_share: float
-    ideal_bubble_share: float
-
-
-class ExpertUse(Struct, frozen=True, kw_only=True):
-    """Exchanges of tokens in one step: what each rank receives, and what waiting for the busiest costs."""
-
-    group: str
-    calls: float
-    ranks: tuple[int, ...]
-    received_bytes: tuple[float, ...]
-    max_over_mean: float | None
-    busiest_rank: int
-    wait_ms: float
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -339,6 +267,10 @@ class Scorecard(Result, frozen=True, kw_only=True):
         """Return the card as its JSON has it: what is only drawn is left out."""
         document = super().to_dict()
         del document["views"]
+        for table, names in _UNPRINTED.items():
+            for row in document[table]:
+                for name in names:
+                    del row[name]
         return document
 
     @classmethod

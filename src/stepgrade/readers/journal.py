@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -53,7 +53,7 @@ class _Line(Struct, frozen=True):
     steady: _Sums | None = None
     recorded_steps: int | None = None
     loss: dict[str, float] | None = None
-    sampled: SampledSteps | None = None
+    sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] | None = None  # of all steps until then
 
 
@@ -130,11 +130,13 @@ class _Contents:
         """Add a line; count it when it cannot be read."""
         check(len(text) * _LINE_BYTES, memory_bytes)
         try:
-            self.last = from_json(text, _Line)
+            line = from_json(text, _Line)
+            sampled = SampledSteps.from_stored(line.sampled) if line.sampled else None
         except _NO_LINE:
             self._torn += 1
             return
-        self.sampled = self.last.sampled or self.sampled
+        self.last = line
+        self.sampled = sampled or self.sampled
         self.lines = self.lines if self.last.lines is None else self.last.lines
         for total, sums in ((self.steady, self.last.steady), (self.warmup, self.last.warmup)):
             if sums is not None:

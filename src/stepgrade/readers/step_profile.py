@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, field
 
 from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, BadJson
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
@@ -55,7 +55,7 @@ class RecorderHead(Struct, frozen=True):
     versions: dict[str, str] = {}
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
-    sampled: SampledSteps | None = None
+    sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] = {}
     rank: int | None = None
     notes: list[str] = []
@@ -160,7 +160,11 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         return profile
     from stepgrade.readers.recording import with_lines, with_sampled  # only our recordings
 
-    return with_lines(with_sampled(profile, recorded.sampled), recorded.lines)
+    try:
+        sampled = SampledSteps.from_stored(recorded.sampled) if recorded.sampled else None
+    except ValidationError as error:
+        raise BadJson(str(error), where="$.stepgrade.sampled") from error
+    return with_lines(with_sampled(profile, sampled), recorded.lines)
 
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:

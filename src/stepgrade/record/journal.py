@@ -186,7 +186,7 @@ def journal_line(
         "steady": sums(steady),
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
-        "sampled": None if recording.window.is_written else to_builtins(recording.window.sampled),
+        "sampled": None if recording.window.is_written else _sampled(recording),
         "lines": _lines(recording) if with_lines else None,
     }
 
@@ -238,11 +238,16 @@ def step_profile(
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
             "loss": recording.loss.summary(),
-            "sampled": to_builtins(recording.window.sampled),
+            "sampled": _sampled(recording),
             "lines": _lines(recording),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }
+
+
+def _sampled(recording: Recording) -> dict[str, object] | None:
+    sampled = recording.window.sampled
+    return sampled.to_stored() if sampled else None
 
 
 def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> list[Note]:

@@ -1,4 +1,4 @@
-"""What crosses links: collectives with their bandwidth and latency, copies, pipelines, experts."""
+"""What crosses links: collectives with their bandwidth and latency, and copies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stepgrade.hardware.ceilings import Figures
-from stepgrade.model.activity import Activity, CopyTally
-from stepgrade.model.collectives import CollectiveTime, Communication
-from stepgrade.model.scorecard import (
-    CollectiveFit,
-    CollectiveRow,
-    CopyRow,
-    ExpertUse,
-    PipelineUse,
-    StageRow,
-)
+from stepgrade.model.activity import Activity, CopyRow
+from stepgrade.model.collectives import CollectiveFit, CollectiveRow, Communication
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import mean
 
@@ -33,26 +25,21 @@ FEWEST_SIZES = 3  # for a line through them
 _GB, _MS_PER_S = 1e9, 1e3
 
 
-def collective_rows(links: Communication | None, steps: int, figures: Figures) -> tuple[CollectiveRow, ...]:
-    """Return the collectives of a step, longest first."""
+def collective_rows(links: Communication | None, figures: Figures) -> tuple[CollectiveRow, ...]:
+    """Return the collectives with their rates, longest first."""
+    if links is None:
+        return ()
     found = []
     link = next((rate.per_s for rate in figures.link()), None)
-    for one, groups in _many_as_one(links.collectives, links.node_devices) if links else ():
-        seconds = (one.total_ms if one.moving_ms is None else one.moving_ms) / _MS_PER_S
+    for one in _many_as_one(links.collectives, links.node_devices):
+        seconds = (one.ms if one.moving_ms is None else one.moving_ms) / _MS_PER_S
         rate = one.bytes * one.calls / seconds / _GB if one.bytes and seconds > 0.0 else None
         bus = None if rate is None else rate * bus_factor(one.name, one.group_size)
-        nodes = nodes_of(one, links.node_devices if links else None)
+        nodes = nodes_of(one, links.node_devices)
         found.append(
-            CollectiveRow(
-                name=one.name,
-                group=one.group,
-                groups=groups,
-                group_size=one.group_size,
+            structs.replace(
+                one,
                 nodes=nodes,
-                bytes=one.bytes,
-                calls=one.calls / steps,
-                ms=one.total_ms / steps,
-                wait_ms=None if one.wait_ms is None else one.wait_ms / steps,
                 algbw_gb_s=rate,
                 busbw_gb_s=bus,
                 # The link is that between the devices of one node.
@@ -63,34 +50,32 @@ def collective_rows(links: Communication | None, steps: int, figures: Figures) -
     return tuple(found)
 
 
-def _many_as_one(
-    collectives: Sequence[CollectiveTime], of_node: int | None
-) -> list[tuple[CollectiveTime, int]]:
-    """Return collectives with how many groups each stands for: of many groups alike, the mean one.
+def _many_as_one(collectives: Sequence[CollectiveRow], of_node: int | None) -> list[CollectiveRow]:
+    """Return the collectives, of many groups alike the mean one.
 
     A group that is slower than those like it is told with the ranks.
     """
-    alike: dict[tuple[object, ...], list[CollectiveTime]] = {}
+    alike: dict[tuple[object, ...], list[CollectiveRow]] = {}
     for one in collectives:
         key = one.name, one.group, one.group_size, one.bytes, one.moving_ms is None, nodes_of(one, of_node)
         alike.setdefault(key, []).append(one)
-    found = []
+    found: list[CollectiveRow] = []
     for rows in alike.values():
         if len(rows) <= MOST_GROUPS_LISTED:
-            found += [(one, 1) for one in rows]
+            found += rows
             continue
         mean_of = {
             name: mean([getattr(one, name) for one in rows])
-            for name in ("calls", "total_ms", "wait_ms", "moving_ms")
+            for name in ("calls", "ms", "wait_ms", "moving_ms")
             if getattr(rows[0], name) is not None
         }
-        found.append((structs.replace(rows[0], **mean_of), len(rows)))
-    return sorted(found, key=lambda row: -row[0].total_ms)
+        found.append(structs.replace(rows[0], groups=len(rows), **mean_of))
+    return sorted(found, key=lambda row: -row.ms)
 
 
 def copy_rows(activity: Activity | None) -> tuple[CopyRow, ...]:
     """Return the copies between host and device of a step, by direction and memory, longest first."""
-    alike: dict[tuple[str, str | None], list[CopyTally]] = {}
+    alike: dict[tuple[str, str | None], list[CopyRow]] = {}
     for tally in activity.copies if activity else ():
         alike.setdefault((tally.direction, tally.memory), []).append(tally)
     found = []
@@ -101,7 +86,7 @@ def copy_rows(activity: Activity | None) -> tuple[CopyRow, ...]:
             CopyRow(
                 direction=direction,
                 memory=memory,
-                calls=sum(tally.count for tally in tallies),
+                calls=sum(tally.calls for tally in tallies),
                 ms=sum(tally.ms for tally in tallies),
                 bytes=moved if len(sized) == len(tallies) else None,
                 gb_s=moved / took_ms * _MS_PER_S / _GB if took_ms > 0.0 else None,
@@ -116,7 +101,7 @@ def bus_factor(name: str, ranks: int | None) -> float:
     return 1.0 if trips is None or not ranks else trips * (ranks - 1) / ranks
 
 
-def nodes_of(one: CollectiveTime, of_node: int | None) -> str | None:
+def nodes_of(one: CollectiveRow, of_node: int | None) -> str | None:
     """Return whether a group has one node or several; ranks are numbered node by node."""
     if not of_node or not one.group_size:
         return None
@@ -131,7 +116,7 @@ def collective_fits(links: Communication | None) -> tuple[CollectiveFit, ...]:
 
     Only where the last arrival is known: before it, time is waiting.
     """
-    alike: dict[tuple[str, str], list[CollectiveTime]] = {}
+    alike: dict[tuple[str, str], list[CollectiveRow]] = {}
     for one in links.collectives if links else ():
         if one.bytes and one.moving_ms and one.calls:
             alike.setdefault((one.name, one.group), []).append(one)
@@ -157,43 +142,3 @@ def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float] |
     rise = sum((size - middle) * (time - height) for size, time in points) / spread
     begin = height - rise * middle
     return (max(begin, 0.0), rise) if rise > 0.0 else None
-
-
-def pipeline_use(links: Communication | None, steps: int) -> PipelineUse | None:
-    """Return the pipeline of a step; the bubble is that of the mean stage."""
-    pipeline = links.pipeline if links else None
-    if pipeline is None:
-        return None
-    stages = tuple(
-        StageRow(
-            rank=stage.rank,
-            busy_ms=stage.busy_ms / steps,
-            bubble_ms=stage.bubble_ms / steps,
-            transfer_ms=stage.transfer_ms / steps,
-            wait_ms=stage.wait_ms / steps,
-            bubble_share=stage.bubble_ms / max(stage.busy_ms + stage.bubble_ms + stage.transfer_ms, 1e-9),
-        )
-        for stage in pipeline.stages
-    )
-    return PipelineUse(
-        stages=stages,
-        micro_batches=pipeline.micro_batches,
-        bubble_share=mean([stage.bubble_share for stage in stages]),
-        ideal_bubble_share=pipeline.ideal_bubble,
-    )
-
-
-def expert_use(links: Communication | None, steps: int) -> tuple[ExpertUse, ...]:
-    """Return the exchanges of a step."""
-    return tuple(
-        ExpertUse(
-            group=one.group,
-            calls=one.calls / steps,
-            ranks=one.ranks,
-            received_bytes=tuple(size / steps for size in one.received_bytes),
-            max_over_mean=one.max_over_mean,
-            busiest_rank=one.busiest_rank,
-            wait_ms=one.wait_ms / steps,
-        )
-        for one in (links.exchanges if links else ())
-    )

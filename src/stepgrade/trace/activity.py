@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
-    CopyTally,
+    CopyRow,
     GemmTally,
     HostGaps,
     HostLine,
@@ -91,7 +91,7 @@ _MANY_TENSORS = (
     "triton",
 )
 _FUSED = ("fusedadam", "fused_adam", "fusedsgd", "fused_sgd", "fusedoptim", "fused_adagrad")
-Row = TypeVar("Row", CopyTally, WaitTally, CollectiveTally, GemmTally, PartTime)
+Row = TypeVar("Row", CopyRow, WaitTally, CollectiveTally, GemmTally, PartTime)
 Figures = TypeVar("Figures", bound=Struct)
 
 
@@ -334,7 +334,7 @@ def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
     return opened
 
 
-def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyTally, ...]:
+def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyRow, ...]:
     """Return the copies between host and device of a steady step by direction, memory and phase."""
     work, strings = timeline.trace.work, timeline.trace.strings
     kind = work.kind[pieces.work]
@@ -349,11 +349,11 @@ def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyTa
     for (direction, memory, during), rows in sorted(rows_of.items(), key=lambda item: str(item[0])):
         moved = work.bytes[pieces.work[rows]]
         found.append(
-            CopyTally(
+            CopyRow(
                 direction=direction,
                 memory=memory,
                 during=during,
-                count=len(rows) / steps,
+                calls=len(rows) / steps,
                 ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
                 bytes=float(moved.sum(dtype=np.float64)) / steps if (moved >= 0).all() else None,
             )

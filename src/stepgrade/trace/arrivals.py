@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveTime
+from stepgrade.model.collectives import CollectiveRow
 from stepgrade.model.columns import among
 from stepgrade.model.events import NONE, Collective, Longs, Trace
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
@@ -189,30 +189,32 @@ def _kind_on_host(name: str) -> str:
     return kind
 
 
-def collective_time(call: CollectiveCall, calls: int, total_ns: int, **times_ms: float) -> CollectiveTime:
-    """Return so many calls of a collective with what they took a rank."""
-    return CollectiveTime(
+def collective_row(
+    call: CollectiveCall, steps: int, calls: int, total_ns: int, **times_ms: float
+) -> CollectiveRow:
+    """Return the calls of a collective in `steps` steps, and the time they took a rank, per step."""
+    return CollectiveRow(
         name=call.name,
         group=call.group.name,
         group_size=call.group.size or None,
         ranks=call.group.ranks,
         bytes=None if call.bytes == NONE else float(call.bytes),
-        calls=float(calls),
-        total_ms=total_ns / NS_PER_MS,
+        calls=calls / steps,
+        ms=total_ns / steps / NS_PER_MS,
         **times_ms,
     )
 
 
-def collectives_of_rank(arrivals: Arrivals, steps: Sequence[int]) -> tuple[CollectiveTime, ...]:
-    """Return the collectives of one rank in these steps, longest first."""
+def collectives_of_rank(arrivals: Arrivals, steps: Sequence[int]) -> tuple[CollectiveRow, ...]:
+    """Return the collectives of one rank in one of these steps, longest first."""
     call, step = np.frombuffer(arrivals.call, "<i4"), np.frombuffer(arrivals.step, "<i8")
     rows = among(step, np.array(steps, np.int64)) if len(steps) else np.zeros(len(step), np.bool_)
     dur_ns = np.frombuffer(arrivals.dur_ns, "<i8")
     count = np.bincount(call[rows], minlength=len(arrivals.calls))
     total = np.bincount(call[rows], dur_ns[rows], len(arrivals.calls))
     found = [
-        collective_time(one, int(count[place]), int(total[place]))
+        collective_row(one, len(steps), int(count[place]), int(total[place]))
         for place, one in enumerate(arrivals.calls)
         if count[place]
     ]
-    return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name, one.bytes or 0.0)))
+    return tuple(sorted(found, key=lambda one: (-one.ms, one.name, one.bytes or 0.0)))

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveTime
+from stepgrade.model.collectives import CollectiveRow
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPart
 from stepgrade.model.profile import RankTime
@@ -76,7 +76,7 @@ def describe_ranks(
     times: Sequence[RankTime],
     ledgers: Mapping[int, Sequence[Ledger]],
     parts: RankParts,
-    rates: Sequence[CollectiveTime],
+    rates: Sequence[CollectiveRow],
 ) -> ManyRanks | None:
     """Return what the ranks tell together; None for few. `ledgers` are each rank's, of the common steps."""
     if len(times) < LEAST_RANKS:
@@ -242,13 +242,13 @@ def _is_wandering(busy: NDArray[np.float64]) -> bool:
     return bool(late.mean() >= MOST_OF_A_PART and max(who.values()) <= IN_TURNS * busy.shape[1])
 
 
-def _slow_links(rates: Iterable[CollectiveTime], hosts: Sequence[HostRanks]) -> Iterator[SlowPart]:
+def _slow_links(rates: Iterable[CollectiveRow], hosts: Sequence[HostRanks]) -> Iterator[SlowPart]:
     """Yield groups in which data moves slower than in others of that size, or the switch that they share."""
-    alike: dict[tuple[str, int | None, float | None], list[tuple[float, CollectiveTime]]] = defaultdict(list)
+    alike: dict[tuple[str, int | None, float | None], list[tuple[float, CollectiveRow]]] = defaultdict(list)
     for one in rates:
         if one.moving_ms and one.calls:
             alike[one.name, one.group_size, one.bytes].append((one.moving_ms / one.calls, one))
-    slower = list[tuple[float, CollectiveTime]]()
+    slower = list[tuple[float, CollectiveRow]]()
     for rows in alike.values():
         usual = median(ms for ms, _ in rows)
         slower += [(ms / usual - 1, one) for ms, one in rows if usual and len(rows) >= LEAST_GROUPS]
@@ -266,12 +266,12 @@ def _slow_links(rates: Iterable[CollectiveTime], hosts: Sequence[HostRanks]) -> 
 
 
 def _shared_switch(
-    slow: Sequence[tuple[float, CollectiveTime]], sound: Sequence[CollectiveTime], hosts: Sequence[HostRanks]
+    slow: Sequence[tuple[float, CollectiveRow]], sound: Sequence[CollectiveRow], hosts: Sequence[HostRanks]
 ) -> SlowPart | None:
     """Return the hosts side by side that have all slow groups among them, and no sound one, if so."""
     host_of = {rank: place for place, host in enumerate(hosts) for rank in host.ranks}
 
-    def hosts_of(one: CollectiveTime) -> set[int]:
+    def hosts_of(one: CollectiveRow) -> set[int]:
         ranks = listed_ranks(one)
         is_whole = len(ranks) == one.group_size and all(rank in host_of for rank in ranks)
         return {host_of[rank] for rank in ranks} if is_whole else set()
@@ -288,6 +288,6 @@ def _shared_switch(
     return SlowPart(kind="switch", name=name, ranks=shown, slower=median(share for share, _ in slow))
 
 
-def listed_ranks(one: CollectiveTime) -> list[int]:
+def listed_ranks(one: CollectiveRow) -> list[int]:
     """Return the ranks of a collective's group, as far as they are listed."""
     return [int(number) for number in re.findall(r"\d{1,7}", one.ranks)]

@@ -17,11 +17,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveTime, Exchange, RankMessages
+from stepgrade.model.collectives import CollectiveRow, ExpertUse, RankMessages
 from stepgrade.model.columns import among, distinct, groups, narrow
 from stepgrade.model.events import NONE, Longs
 from stepgrade.model.tracks import CollectiveWait
-from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup, collective_time
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup, collective_row
 from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
@@ -48,8 +48,8 @@ class MatchedCollectives(Struct, frozen=True, kw_only=True):
     skew_ns: int  # mean wait of a rank, all collectives added up
     straggler: RankWait | None  # the rank that the others waited for, if one stands out
     clock_offsets_ns: dict[int, int]  # corrected differences of the ranks' clocks, where there were any
-    rates: tuple[CollectiveTime, ...] = ()
-    exchanges: tuple[Exchange, ...] = ()
+    rates: tuple[CollectiveRow, ...] = ()  # of one step
+    experts: tuple[ExpertUse, ...] = ()
     messages: tuple[RankMessages, ...] = ()  # of a pipeline's stages
 
 
@@ -177,7 +177,7 @@ class Matching:
         numbers = np.array(sorted(steps), np.int64)
         meetings = list(self._meetings(numbers))
         offsets_ns = self._find_clock_offsets(meetings)
-        sums = _Sums([*self._numbers], self._ranks)
+        sums = _Sums([*self._numbers], self._ranks, max(len(steps), 1))
         for meeting in meetings:
             self._add_waits(meeting, offsets_ns, sums)
         messages = self._match_messages(numbers, offsets_ns)
@@ -204,7 +204,7 @@ class Matching:
                 rank: offset for rank, offset in zip(self._ranks, offsets_ns.tolist(), strict=True) if offset
             },
             rates=sums.collectives,
-            exchanges=sums.exchanges,
+            experts=sums.experts,
             messages=messages,
         )
 
@@ -443,8 +443,8 @@ def match_messages(sent: Messages, received: Messages) -> dict[int, tuple[int, i
 class _Sums:
     """Who waited and who was waited for, how long data moved, and what exchanges brought to each rank."""
 
-    def __init__(self, calls: Sequence[CollectiveCall], ranks: Sequence[int]) -> None:
-        self._calls, self._ranks = calls, ranks
+    def __init__(self, calls: Sequence[CollectiveCall], ranks: Sequence[int], steps: int) -> None:
+        self._calls, self._ranks, self._steps = calls, ranks, steps
         self.of_ranks = np.zeros((4, len(ranks)), np.int64)  # waited, caused, came last, met
         self.matched = 0
         self.received = np.array([call.received for call in calls], np.int64)  # of each call
@@ -467,24 +467,29 @@ class _Sums:
             self._of_kinds[kind] = self._of_kinds.get(kind, 0) + sums[place]
 
     @property
-    def collectives(self) -> tuple[CollectiveTime, ...]:
-        """Return the collectives, longest first."""
+    def collectives(self) -> tuple[CollectiveRow, ...]:
+        """Return the collectives of a step, longest first."""
+        steps_ms = self._steps * NS_PER_MS
         found = [
-            collective_time(call, calls, total, wait_ms=wait / NS_PER_MS, moving_ms=moving / NS_PER_MS)
+            collective_row(
+                call, self._steps, calls, total, wait_ms=wait / steps_ms, moving_ms=moving / steps_ms
+            )
             for call, (calls, total, wait, moving) in ((c, s.tolist()) for c, s in self._of_kinds.items())
         ]
-        return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name, one.bytes or 0.0)))
+        return tuple(sorted(found, key=lambda one: (-one.ms, one.name, one.bytes or 0.0)))
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """Return the exchanges of each group."""
+    def experts(self) -> tuple[ExpertUse, ...]:
+        """Return the exchanges of each group in a step."""
         return tuple(
-            Exchange(
+            ExpertUse(
                 group=group.name,
-                calls=float(self.exchanged[group][0]),
-                wait_ms=int(self.exchanged[group][1]) / NS_PER_MS,
+                calls=float(self.exchanged[group][0]) / self._steps,
+                wait_ms=int(self.exchanged[group][1]) / self._steps / NS_PER_MS,
                 ranks=tuple(self._ranks),
-                received_bytes=tuple(map(float, received)),
+                received_bytes=tuple(size / self._steps for size in received),
+                max_over_mean=max(received) * len(received) / sum(received) if sum(received) else None,
+                busiest_rank=self._ranks[received.index(max(received))],
             )
             for group, received in self._received_by.items()
         )

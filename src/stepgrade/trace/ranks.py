@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from stepgrade.decoding import from_msgpack
 from stepgrade.model.activity import HostLine, Straggler
-from stepgrade.model.collectives import Communication, Pipeline, StageTime
+from stepgrade.model.collectives import Communication, PipelineUse, StageRow
 from stepgrade.model.ledger import Ledger, account_words
 from stepgrade.model.many_ranks import notes_of
 from stepgrade.model.notes import Note
@@ -394,18 +394,20 @@ def links_between(matched: MatchedCollectives, times: Sequence[RankTime], steps:
         busy = (ledger.compute or 0) if ledger else 0
         whole = ledger.total if ledger else 0
         transfer = min(one.transfer_ns, max(whole - busy, 0))
+        bubble = whole - busy - transfer
         stages.append(
-            StageTime(
+            StageRow(
                 rank=one.rank,
-                busy_ms=busy / NS_PER_MS,
-                transfer_ms=transfer / NS_PER_MS,
-                wait_ms=one.wait_ns / NS_PER_MS,
-                bubble_ms=(whole - busy - transfer) / NS_PER_MS,
+                busy_ms=busy / steps / NS_PER_MS,
+                bubble_ms=bubble / steps / NS_PER_MS,
+                transfer_ms=transfer / steps / NS_PER_MS,
+                wait_ms=one.wait_ns / steps / NS_PER_MS,
+                bubble_share=bubble / max(busy + bubble + transfer, 1),
             )
         )
     most = max((count for one in matched.messages for count in one.sent.values()), default=0)
-    pipeline = Pipeline(stages=tuple(stages), micro_batches=most / steps) if len(stages) > 1 else None
-    return Communication(collectives=matched.rates, pipeline=pipeline, exchanges=matched.exchanges)
+    pipeline = PipelineUse.of(stages, most / steps) if len(stages) > 1 else None
+    return Communication(collectives=matched.rates, pipeline=pipeline, experts=matched.experts)
 
 
 def _slowest_chain(

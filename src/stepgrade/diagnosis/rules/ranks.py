@@ -75,7 +75,7 @@ def _slowest_is(*kinds: str) -> Callable[[RuleContext], bool]:
 
 
 def slow_stage(context: RuleContext) -> Found | None:
-    links, steps = context.profile.links, context.profile.steps or 1
+    links = context.profile.links
     pipeline = links.pipeline if links else None
     if pipeline is None:
         return None
@@ -84,31 +84,29 @@ def slow_stage(context: RuleContext) -> Found | None:
     usual = median(others)
     if slowest.busy_ms < context.limits.slow_stage_ratio * usual:
         return None
-    lost_ms = (slowest.busy_ms - usual) / steps * context.times.scale
+    lost_ms = (slowest.busy_ms - usual) * context.times.scale
     share = min(context.step_share(lost_ms), context.account("exposed_communication"))
     claim = (
-        f"The pipeline's stage on rank {slowest.rank} computes {show_ms(slowest.busy_ms / steps)} a step, "
-        f"the others {show_ms(usual / steps)}: they wait for it."
+        f"The pipeline's stage on rank {slowest.rank} computes {show_ms(slowest.busy_ms)} a step, "
+        f"the others {show_ms(usual)}: they wait for it."
     )
     evidence: Evidence = {
         "rank": float(slowest.rank),
-        "busy_ms": slowest.busy_ms / steps,
-        "others_ms": usual / steps,
+        "busy_ms": slowest.busy_ms,
+        "others_ms": usual,
         "micro_batches": pipeline.micro_batches,
-        "ideal_bubble_share": pipeline.ideal_bubble,
+        "ideal_bubble_share": pipeline.ideal_bubble_share,
     }
     return _levels(context.limits).found(share, claim, evidence)
 
 
 def uneven_experts(context: RuleContext) -> Found | None:
-    links, steps = context.profile.links, context.profile.steps or 1
-    exchanges = links.exchanges if links else ()
-    worst = max(exchanges, key=lambda one: one.max_over_mean or 0.0, default=None)
+    links = context.profile.links
+    worst = max(links.experts if links else (), key=lambda one: one.max_over_mean or 0.0, default=None)
     ratio = worst.max_over_mean if worst else None
     if worst is None or ratio is None or ratio < context.limits.uneven_experts_ratio:
         return None
-    rank = worst.busiest_rank
-    wait_ms = worst.wait_ms / steps
+    rank, wait_ms = worst.busiest_rank, worst.wait_ms
     share = context.step_share(wait_ms * context.times.scale)
     claim = (
         f"Rank {rank} receives {ratio:.2f}x the tokens of the mean rank in all-to-alls; ranks wait "

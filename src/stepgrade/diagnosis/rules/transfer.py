@@ -7,7 +7,7 @@ from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
 from stepgrade.diagnosis.rules.synchronisation import idle_share_of, kind_of_wait
-from stepgrade.model.activity import CopyTally
+from stepgrade.model.activity import CopyRow
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import how_often, show_bytes, show_count, show_ms, show_share
 
@@ -18,7 +18,7 @@ def _levels(limits: Limits) -> Levels:
     return Levels(limits.copy_info_share, limits.copy_warning_share, limits.copy_critical_share)
 
 
-def _lost_share(context: RuleContext, copies: list[CopyTally]) -> float:
+def _lost_share(context: RuleContext, copies: list[CopyRow]) -> float:
     """Return the share of the step lost to these copies to the device: exposed, or waited for."""
     copies_ms = sum(copy.ms for copy in copies)
     total_ms = sum(copy.ms for copy in context.activity.copies)
@@ -40,7 +40,7 @@ def pageable_copies(context: RuleContext) -> Found | None:
     ]
     if not pageable:
         return None
-    count, ms = sum(copy.count for copy in pageable), sum(copy.ms for copy in pageable)
+    count, ms = sum(copy.calls for copy in pageable), sum(copy.ms for copy in pageable)
     share = _lost_share(context, pageable)
     claim = (
         f"Copies come from pageable memory {how_often(count)} ({show_ms(ms)}): {show_share(share)} of the "
@@ -60,9 +60,9 @@ def many_small_copies(context: RuleContext) -> Found | None:
         for copy in context.activity.copies
         if copy.direction == "h2d"
         and copy.bytes is not None
-        and copy.bytes < limits.small_copy_bytes * copy.count
+        and copy.bytes < limits.small_copy_bytes * copy.calls
     ]
-    count = sum(copy.count for copy in small)
+    count = sum(copy.calls for copy in small)
     if count <= limits.copies_per_step:
         return None
     share, mean = _lost_share(context, small), sum(copy.bytes or 0.0 for copy in small) / count
