@@ -23,15 +23,11 @@ RUN = Path(__file__).parent / "runs" / "gpt_fused.json"
 def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
     """Return the run with every step and every part of it longer by a factor."""
     layers = [
-        replace(
-            one,
-            fwd_total_ms=(one.fwd_total_ms or 0.0) * factor,
-            bwd_total_ms=(one.bwd_total_ms or 0.0) * factor,
-        )
+        replace(one, fwd_ms=(one.fwd_ms or 0.0) * factor, bwd_ms=(one.bwd_ms or 0.0) * factor)
         for one in profile.layers
     ]
     phases = [replace(one, total_ms=(one.total_ms or 0.0) * factor) for one in profile.phases]
-    operations = [replace(one, total_ms=one.total_ms * factor) for one in profile.operations]
+    operations = [replace(one, ms=(one.ms or 0.0) * factor) for one in profile.operations]
     return replace(
         profile,
         mean_step_ms=(profile.mean_step_ms or 0.0) * factor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import LayerStep, Operation, PhaseTime, Profile, Source
 
 SOURCE = Source(format="step_profiler_v2", files=("run.json",), producer="step_profiler_v2")
 
@@ -47,14 +47,14 @@ def make_phases(*, steps: int = 10, **per_step_ms: float) -> tuple[PhaseTime, ..
     )
 
 
-def make_layers(*forward_backward_ms: tuple[float, float]) -> tuple[LayerTime, ...]:
-    """Return layers by their forward and backward milliseconds over all steps."""
+def make_layers(*forward_backward_ms: tuple[float, float]) -> tuple[LayerStep, ...]:
+    """Return layers by their forward and backward milliseconds over ten steps."""
     return tuple(
-        LayerTime(layer=n, fwd_total_ms=forward, bwd_total_ms=backward)
+        LayerStep(layer=n, fwd_ms=forward / 10, bwd_ms=backward / 10)
         for n, (forward, backward) in enumerate(forward_backward_ms)
     )
 
 
-def make_ops(**total_ms: float) -> tuple[OpTime, ...]:
-    """Return operations by name and milliseconds over all steps."""
-    return tuple(OpTime(name=name, total_ms=ms) for name, ms in total_ms.items())
+def make_ops(**total_ms: float) -> tuple[Operation, ...]:
+    """Return operations by name and milliseconds over ten steps."""
+    return tuple(Operation(name=name, ms=ms / 10) for name, ms in total_ms.items())

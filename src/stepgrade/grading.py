@@ -9,7 +9,6 @@ from msgspec import structs
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade, LayerSummary
-from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings, work_gains_more
@@ -46,11 +45,10 @@ from stepgrade.scoring.layers import (
 from stepgrade.scoring.links import collective_fits, collective_rows, copy_rows
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
-    RankedOperation,
     counted_share,
     drop_impossible_counts,
+    hotspots,
     operations_of_step,
-    total_by_operation,
 )
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
@@ -138,14 +136,13 @@ def _examine(
     profile: Profile,
     times: RunTimes,
     options: ScoreOptions,
-    ranked: Sequence[RankedOperation],
     summaries: tuple[LayerSummary, ...],
     limits: Limits,
 ) -> tuple[RuleContext, Note | None]:
     """Return everything that the rules look at, and a note on the ratio of backward to forward."""
     target, phases = options.target, phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
-    operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
+    operations = operations_of_step(profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     causes = rank_causes(profile, times, ledger := of_device or phases.ledger, work)
@@ -177,8 +174,8 @@ def _examine(
 
 def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
     target, limits = options.target, settings.limits
-    ranked, summaries = tuple(rank_operations(total_by_operation(profile))), layer_summaries(profile)
-    context, ratio_note = _examine(profile, times, options, ranked, summaries, limits)
+    summaries = layer_summaries(profile)
+    context, ratio_note = _examine(profile, times, options, summaries, limits)
     efficiency, operations, verdict = context.efficiency, context.operations, context.verdict
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, context.ledger)
@@ -198,7 +195,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         forward_backward_ratio=context.ratio,
         wall_coverage=profile.wall_coverage,
         per_layer_summary=summaries,
-        hotspot_ops=ranked[:HOTSPOTS_SHOWN],
+        hotspot_ops=hotspots(profile),
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence_with_line(profile, context.causes),
         causes=context.causes,

@@ -10,7 +10,7 @@ from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result, has_code
 from stepgrade.model.scorecard import UNGRADED
 from stepgrade.readers.source import PathLike
-from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
@@ -54,7 +54,7 @@ def inspect(profile: Profile | PathLike) -> Inspection:
     reasons = card.ungraded_because if card is not None else ()
     has_fatal = any(note.fatal for note in (*profile.warnings, *reasons))
     is_graded = card is not None and card.grade != UNGRADED
-    times, operations = times_of(profile), total_by_operation(profile)
+    times, operations = times_of(profile), ms_by_operation(profile)
     steps, recorded = profile.steps or None, profile.recorded_steps
     shown_steps = show_count(steps) if steps else None
     if steps and recorded is not None and recorded != steps:

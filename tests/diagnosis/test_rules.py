@@ -18,7 +18,7 @@ from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import Settings, settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, Ledger, Note, OpTime, Profile, RankTime, Source
+from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankTime, Source
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -55,14 +55,18 @@ def ledger(**shares: float) -> Ledger:
     return Ledger(compute=total - sum(rest.values()), **rest)
 
 
-def op(name: str, kind: str, ms: float, **known: Any) -> OpTime:
-    return OpTime(name=name, kind=kind, total_ms=ms * STEPS, calls=known.pop("calls", 1.0) * STEPS, **known)
+def op(name: str, kind: str, ms: float, **known: Any) -> Operation:
+    """Return an operation by its time and calls in a step; FLOPs and bytes are of ten."""
+    calls = known.pop("calls", 1.0) * STEPS
+    return Operation(name=name, kind=kind, ms=ms * STEPS, calls=calls, **known).per_step(STEPS)
 
 
 GEMMS = (op("aten::mm", "gemm", 90.0, calls=100.0),)
 
 
-def trace(*, lost: dict[str, float] | None = None, ops: tuple[OpTime, ...] = GEMMS, **known: Any) -> Profile:
+def trace(
+    *, lost: dict[str, float] | None = None, ops: tuple[Operation, ...] = GEMMS, **known: Any
+) -> Profile:
     """Return a profile as a trace gives it: ten steps of 100 ms on an H100."""
     activity = {name: known.pop(name) for name in Activity.__struct_fields__ if name in known}
     defaults: dict[str, Any] = {
@@ -662,9 +666,9 @@ def test_the_device_waits_for_no_longer_than_it_idles() -> None:
 
 
 def test_values_that_are_read_and_tensors_that_are_filled_are_no_copies() -> None:
-    read = OpTime(name="aten::item", total_ms=200.0, calls=1000.0, kind="copy")
-    filled = OpTime(name="aten::fill_", total_ms=200.0, calls=10.0, kind="copy")
-    copied = OpTime(name="aten::copy_", total_ms=200.0, calls=10.0, kind="copy")
+    read = Operation(name="aten::item", ms=20.0, calls=100.0, kind="copy")
+    filled = Operation(name="aten::fill_", ms=20.0, calls=1.0, kind="copy")
+    copied = Operation(name="aten::copy_", ms=20.0, calls=1.0, kind="copy")
     found = [
         any(f.rule == "device-copies" for f in sg.score(host(ops=(*GEMMS, op))).findings)
         for op in (read, filled, copied)
@@ -681,7 +685,7 @@ def test_the_loss_of_a_few_classes_is_not_one_over_a_vocabulary(classes: int, is
 
 
 def test_a_few_operations_on_a_processor_are_no_run() -> None:
-    op = OpTime(name="aten::mm", total_ms=1.0, calls=20.0, kind="gemm")
+    op = Operation(name="aten::mm", ms=0.1, calls=2.0, kind="gemm")
     run = host(ops=(op,), mean_step_ms=0.1, samples_ms=(0.1,) * 10)
     assert any(f.rule == "hardly-any-work" for f in sg.score(run).findings)
     assert not any(f.rule == "hardly-any-work" for f in sg.score(host()).findings)

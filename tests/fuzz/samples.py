@@ -283,8 +283,8 @@ def _sampled(recorded: dict[str, Any]) -> dict[str, Any]:
         path.write_bytes(traces()[-1])
         traced = sg.load(path)
     operations = [
-        {"name": op.name, "total_ms": op.total_ms, "calls": op.calls, "flops": op.flops, "bytes": op.bytes}
-        for op in traced.operations
+        {"name": op.name, "total_ms": op.ms, "calls": op.calls, "flops": op.flops, "bytes": op.bytes}
+        for op in (one.per_step(1 / (traced.steps or 1)) for one in traced.operations)
     ]
     sampled = {
         "steps": 2, "model_ms": 120.0, "busy_ms": 80.0, "tokens": 256.0, "samples": 8.0, "matmul_flops": 1e9,

@@ -48,7 +48,7 @@ def test_step_profiler_v2(tmp_path: Path) -> None:
     assert profile.source.format == "step_profiler_v2"
     assert (profile.steps, profile.mean_step_ms) == (10, 100.0)
     assert [phase.name for phase in profile.phases] == ["blk_bwd", "forward"]
-    assert {op.name: op.total_ms for op in profile.operations} == {"gemm": 300.0, "attention": 100.0}
+    assert {op.name: op.ms for op in profile.operations} == {"gemm": 30.0, "attention": 10.0}
 
 
 def test_apr_training_profiler_v1(tmp_path: Path) -> None:

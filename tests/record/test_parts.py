@@ -208,7 +208,7 @@ class TestJournal:
         profile = sg.load(path)
         assert (profile.steps, profile.mean_step_ms, profile.tokens_per_step) == (4, 5.0, 32)
         assert (profile.recorded_steps, profile.world_size, profile.wall_coverage) == (5, 2, 0.6)
-        assert [layer.recompute_total_ms for layer in profile.layers] == [None, 1.0]
+        assert [layer.recompute_ms for layer in profile.layers] == [None, 0.25]
         assert [note.text[-3:] for note in profile.notes if note.code == "torn"] == [": 1"]
         assert profile.contents["loss"] == "3 to 2"
 

@@ -233,12 +233,12 @@ def test_each_rank_writes_its_own_file(tmp_path: Path, kind: str) -> None:
         profile = sg.load(tmp_path / f"run.rank{rank}.json")
         assert (profile.recorded_steps, profile.world_size, len(profile.layers)) == (10, 2, 2)
         assert [layer.name for layer in profile.layers] == ["blocks.0", "blocks.1"]
-        assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
-        phases = {phase.name: phase.total_ms for phase in profile.phases}
+        assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
+        phases = {phase.name: phase.per_step_ms for phase in profile.phases}
         assert phases["communication"] > 0
         # FSDP's collectives run inside the layers, DDP's all-reduce does not.
         whole = phases["backward"] + (phases["communication"] if kind != "ddp" else 0.0)
-        assert sum(layer.bwd_total_ms for layer in profile.layers) <= whole * 1.01
+        assert sum(layer.bwd_ms for layer in profile.layers) <= whole * 1.01
         assert profile.wall_coverage <= 1.0
 
 
@@ -309,7 +309,7 @@ class TestCommand:
         assert "repeated blocks" not in ran.err
         layers = sg.load(tmp_path / "run.json").layers
         assert [layer.name for layer in layers] == ["0.blocks.0", "0.blocks.1"]
-        assert all(layer.recompute_total_ms for layer in layers)
+        assert all(layer.recompute_ms for layer in layers)
 
     def test_two_models_of_one_class(self, tmp_path: Path) -> None:
         body = """

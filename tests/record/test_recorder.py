@@ -33,7 +33,7 @@ def test_a_loop_is_recorded_whole(tmp_path: Path) -> None:
     assert (profile.recorded_steps, profile.steps, len(profile.samples_ms)) == (10, 7, 7)
     assert phases_of(profile) == PHASES
     assert [layer.name for layer in profile.layers] == [f"blocks.{n}" for n in range(4)]
-    assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
+    assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
     assert profile.tokens_per_step == BATCH * SEQUENCE
     assert profile.mean_step_ms == pytest.approx(sum(profile.samples_ms) / 7, rel=1e-3)
     assert "loss" in profile.contents
@@ -99,7 +99,7 @@ def test_phases_by_hand_win_over_those_inside(tmp_path: Path) -> None:
             recorder.step()
     profile = sg.load(tmp_path / "run.json")
     assert phases_of(profile) == {"input", "everything"}
-    assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
+    assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
 
 
 def test_without_a_model_phases_by_hand_are_all_there_is(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_recomputation_is_told_apart(
     profile = record(tmp_path / "run.json", Loop(steps=12, model=make_model(checkpointing=True)))
     plain = record(tmp_path / "plain.json", Loop(steps=12))
     for layer, other in zip(profile.layers, plain.layers, strict=True):
-        assert layer.recompute_total_ms
-        assert layer.bwd_total_ms
-        assert other.recompute_total_ms is None
-    backward = next(phase.total_ms for phase in profile.phases if phase.name == "backward")
-    inside = sum(layer.bwd_total_ms + layer.recompute_total_ms for layer in profile.layers)
+        assert layer.recompute_ms
+        assert layer.bwd_ms
+        assert other.recompute_ms is None
+    backward = next(phase.per_step_ms for phase in profile.phases if phase.name == "backward")
+    inside = sum(layer.bwd_ms + layer.recompute_ms for layer in profile.layers)
     assert 0.5 * backward < inside <= backward
 
 
@@ -196,11 +196,11 @@ def test_evaluation_between_steps_is_left_out(tmp_path: Path) -> None:
 
 def test_operations_of_sampled_steps(tmp_path: Path) -> None:
     profile = record(tmp_path / "run.json", Loop(steps=12), ops_every=4)
-    operations = {operation.name: operation.total_ms for operation in profile.operations}
+    operations = {operation.name: operation.ms for operation in profile.operations}
     assert operations["aten::addmm"] > 0 or operations["aten::mm"] > 0
     # Warm-up, whose last step is under the profiler, and the ninth; the fifth comes too soon after it.
     assert profile.steps == 12 - 3 - 1
-    assert sum(operations.values()) < 5 * profile.steps * profile.mean_step_ms
+    assert sum(operations.values()) < 5 * profile.mean_step_ms
 
 
 def test_an_operation_window_that_the_end_cuts_off_does_not_count(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_operation_window_that_the_end_cuts_off_does_not_count(tmp_path: Path
 def test_named_layers(tmp_path: Path) -> None:
     profile = record(tmp_path / "run.json", Loop(), layers=["blocks.*.mlp", "head"])
     assert [layer.name for layer in profile.layers] == [*(f"blocks.{n}.mlp" for n in range(4)), "head"]
-    assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
+    assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
 
 
 def test_a_layer_whose_input_needs_no_gradient_has_a_backward(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_layer_whose_input_needs_no_gradient_has_a_backward(tmp_path: Path) ->
     loop.model.embed.requires_grad_(False)
     loop.model.position.requires_grad_(False)
     profile = record(tmp_path / "run.json", loop)
-    assert profile.layers[0].bwd_total_ms > 0
+    assert profile.layers[0].bwd_ms > 0
 
 
 def test_a_long_run_keeps_bounded_samples(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ class TestCompiled:
         before = [block._compiled_call_impl for block in model.blocks]
         profile = record(tmp_path / "run.json", Loop(model=model))
         assert [layer.name for layer in profile.layers] == [f"blocks.{n}" for n in range(4)]
-        assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
+        assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
         assert [block._compiled_call_impl for block in model.blocks] == before
 
     def test_the_model_that_is_not_called_is_told(self, tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def per_step_ms(profile: sg.Profile) -> dict[str, float]:
     found = {phase.name: phase.per_step_ms for phase in profile.phases}
     found["in no phase"] = profile.mean_step_ms - sum(found.values())
     for layer in profile.layers:
-        found[f"{layer.name} forward"] = layer.fwd_total_ms / profile.steps
-        found[f"{layer.name} backward"] = layer.bwd_total_ms / profile.steps
+        found[f"{layer.name} forward"] = layer.fwd_ms
+        found[f"{layer.name} backward"] = layer.bwd_ms
     return found
 
 
@@ -156,8 +156,10 @@ def ratios_to_torch_profiler(path: Path) -> dict[str, float]:
         "optimizer": phases["optimizer"] / optimizer_ms,
     }
     for layer in recorded.layers:
-        ratios[f"{layer.name} forward"] = layer.fwd_total_ms / total_ms(trace, f"block {layer.layer}")
-        ratios[f"{layer.name} backward"] = layer.bwd_total_ms / backward_ms(trace, layer.layer)
+        ratios[f"{layer.name} forward"] = (
+            layer.fwd_ms * recorded.steps / total_ms(trace, f"block {layer.layer}")
+        )
+        ratios[f"{layer.name} backward"] = layer.bwd_ms * recorded.steps / backward_ms(trace, layer.layer)
     assert len(ratios) == 3 + 2 * 4
     return ratios
 

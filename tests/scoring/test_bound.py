@@ -10,7 +10,7 @@ import stepgrade as sg
 from stepgrade.contract import Grade
 from stepgrade.gating.run import gate
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Ledger, OpTime, Profile
+from stepgrade.model import Ledger, Operation, Profile
 from stepgrade.model.notes import Note
 from stepgrade.model.scorecard import Scorecard
 from tests.builders import make_phases, make_profile
@@ -36,12 +36,12 @@ def counted(flops: float, known: float, compute: int = 90) -> Profile:
         work="training",
         phases=(),
         ledger=ledger_of(compute),
-        matmul_flops=flops,
+        matmul_flops=flops / 10,
         matmul_known_share=known,
         matmul_dtype="bf16",
         operations=(
-            OpTime(name="aten::mm", total_ms=500.0, kind="gemm"),
-            OpTime(name="aten::add", total_ms=500.0, kind="elementwise"),
+            Operation(name="aten::mm", ms=50.0, kind="gemm"),
+            Operation(name="aten::add", ms=50.0, kind="elementwise"),
         ),
     )
 

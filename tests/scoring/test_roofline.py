@@ -6,7 +6,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import OpTime, Profile
+from stepgrade.model import Operation, Profile
 from stepgrade.scoring.roofline import roofline_of
 from tests.builders import make_profile
 
@@ -14,13 +14,14 @@ from tests.builders import make_profile
 SETUP = Setup(peak_tflops=1.0, peak_bw_gb_s=100.0)
 
 
-def profile_of(*ops: OpTime) -> Profile:
-    return make_profile(operations=ops)
+def profile_of(*ops: Operation) -> Profile:
+    """Return a profile of operations whose figures are of all ten steps."""
+    return make_profile(operations=tuple(op.per_step(10) for op in ops))
 
 
 def test_operations_lie_under_the_lower_roof() -> None:
-    dense = OpTime(name="dense", total_ms=100.0, flops=50e9, bytes=0.5e9)  # 10 ms, 5 GFLOP, 50 MB a step
-    thin = OpTime(name="thin", total_ms=100.0, flops=0.5e9, bytes=0.5e9)
+    dense = Operation(name="dense", ms=100.0, flops=50e9, bytes=0.5e9)  # 10 ms, 5 GFLOP, 50 MB a step
+    thin = Operation(name="thin", ms=100.0, flops=0.5e9, bytes=0.5e9)
     found = roofline_of(sg.score(profile_of(dense, thin), setup=SETUP))
     assert found is not None
     assert found.ridge == pytest.approx(10.0)
@@ -34,8 +35,8 @@ def test_operations_lie_under_the_lower_roof() -> None:
 
 def test_the_run_is_all_known_work_over_the_whole_step() -> None:
     ops = (
-        OpTime(name="known", total_ms=100.0, flops=50e9, bytes=0.5e9),
-        OpTime(name="unknown", total_ms=300.0),
+        Operation(name="known", ms=100.0, flops=50e9, bytes=0.5e9),
+        Operation(name="unknown", ms=300.0),
     )
     found = roofline_of(sg.score(profile_of(*ops), setup=SETUP))
     assert found is not None
@@ -45,11 +46,11 @@ def test_the_run_is_all_known_work_over_the_whole_step() -> None:
 
 
 def test_without_shapes_there_is_none() -> None:
-    assert roofline_of(sg.score(profile_of(OpTime(name="x", total_ms=1.0)))) is None
+    assert roofline_of(sg.score(profile_of(Operation(name="x", ms=1.0)))) is None
 
 
 def test_without_a_device_points_have_no_roof() -> None:
-    found = roofline_of(sg.score(profile_of(OpTime(name="x", total_ms=1.0, flops=1.0, bytes=1.0))))
+    found = roofline_of(sg.score(profile_of(Operation(name="x", ms=1.0, flops=1.0, bytes=1.0))))
     assert found is not None
     assert (found.roofs, found.ridge, found.points[0].roof_share) == ((), None, None)
 
@@ -74,8 +75,8 @@ def test_a_device_brings_stated_and_achievable_roofs() -> None:
 def test_one_rate_alone_is_the_roof_only_of_what_it_usually_limits(setup: dict, with_a_roof: set) -> None:
     shapes = {"calls": 10, "flops": 1e9, "bytes": 1e6}
     operations = (
-        OpTime(name="aten::mm", total_ms=100.0, kind="gemm", **shapes),
-        OpTime(name="aten::add", total_ms=100.0, kind="elementwise", **shapes),
+        Operation(name="aten::mm", ms=100.0, kind="gemm", **shapes),
+        Operation(name="aten::add", ms=100.0, kind="elementwise", **shapes),
     )
-    card = sg.score(make_profile(operations=operations), setup=Setup(**setup))
+    card = sg.score(profile_of(*operations), setup=Setup(**setup))
     assert {op.name for op in card.operations if op.roof_share is not None} == with_a_roof

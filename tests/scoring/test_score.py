@@ -16,7 +16,7 @@ from stepgrade.contract import HardwareSpec, StepProfilerInput, TrainingScorecar
 from stepgrade.errors import BadOption, MissingExtra, NotMeasured
 from stepgrade.grading import as_baseline
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, LayerTime, Profile
+from stepgrade.model import Baseline, LayerStep, Profile
 from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
 from tests.samples import shared
@@ -78,7 +78,7 @@ def test_what_is_not_known_is_ungraded_and_says_what_would_help(options: dict, r
 
 @pytest.mark.parametrize(("known", "grade"), [(0.79, "ungraded"), (0.81, "C")])
 def test_enough_shapes_grade_a_run_without_tokens(known: float, grade: str) -> None:
-    flops = 0.25 * 989.4e12 * 10 * 0.1  # a quarter of the peak through ten steps of 100 ms
+    flops = 0.25 * 989.4e12 * 0.1  # a quarter of the peak through a step of 100 ms
     shapes = {"matmul_flops": flops, "matmul_dtype": "bf16", "matmul_known_share": known}
     card = card_of(make_profile(steps=10, mean_step_ms=100.0, **shapes), device="h100-sxm5-80gb")
     assert card.grade == grade
@@ -180,7 +180,7 @@ def test_fast_backward_is_reported() -> None:
 
 
 def test_hotspots_from_layers_and_from_the_whole_model() -> None:
-    layers = (LayerTime(layer=0, ops_total_ms={"gemm": 30.0, "norm": 5.0}),)
+    layers = (LayerStep(layer=0, ops={"gemm": 3.0, "norm": 0.5}),)
     card = card_of(make_profile(layers=layers, operations=make_ops(gemm=60.0, loss=15.0)))
     assert [(name, ms) for name, ms, _ in card.hotspot_ops] == [("gemm", 60.0), ("loss", 15.0), ("norm", 5.0)]
     assert card.operations[0].ms == pytest.approx(6.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.model import OpTime
+from stepgrade.model import Operation
 from stepgrade.scoring.step_times import LEAST_STEPS, inflation, marks_of, step_times
 from tests.builders import make_layers, make_phases, make_profile
 
@@ -113,10 +113,8 @@ def test_the_interval_holds_the_median_as_often_as_it_says(correlation: float, l
 
 
 def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
-    ops = tuple(
-        OpTime(name=f"op{n}", total_ms=20_000.0, samples_ms=(1.23456789,) * 20_000) for n in range(90)
-    )
-    small = OpTime(name="small", total_ms=20.0, samples_ms=(0.001,) * 20_000)
+    ops = tuple(Operation(name=f"op{n}", ms=1.0, samples_ms=(1.23456789,) * 20_000) for n in range(90))
+    small = Operation(name="small", ms=0.001, samples_ms=(0.001,) * 20_000)
     samples = tuple(100.0 + n % 3 for n in range(20_000))
     card = sg.score(
         make_profile(
@@ -155,7 +153,7 @@ def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
 @given(st.lists(st.floats(10.0, 1000.0), min_size=1, max_size=40))
 def test_layers_fit_into_the_typical_step(samples_ms: list[float]) -> None:
     mean_ms, steps = sum(samples_ms) / len(samples_ms), len(samples_ms)
-    layers = make_layers(*((mean_ms * steps * 0.1, mean_ms * steps * 0.2) for _ in range(3)))
+    layers = make_layers(*((mean_ms * 10 * 0.1, mean_ms * 10 * 0.2) for _ in range(3)))
     profile = make_profile(steps=steps, mean_step_ms=mean_ms, layers=layers, samples_ms=tuple(samples_ms))
     card = sg.score(profile)
     assert card.step_time_ms is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile
+from stepgrade.model import LayerStep, Operation, PhaseTime, Profile
 from stepgrade.model.activity import Activity, KernelTally
 from stepgrade.scoring import step_times
 from tests.builders import make_ops, make_profile
@@ -22,19 +22,19 @@ def parts(shares: list[float], whole_ms: float) -> list[float]:
 
 
 def run_of(samples_ms: list[float], phases: list[float], layers: list[float], ops: list[float]) -> Profile:
-    whole_ms = sum(samples_ms)
+    steps, whole_ms = len(samples_ms), sum(samples_ms)
+    mean_ms = whole_ms / steps
     return make_profile(
-        steps=len(samples_ms),
-        mean_step_ms=whole_ms / len(samples_ms),
+        steps=steps,
+        mean_step_ms=mean_ms,
         samples_ms=tuple(samples_ms),
         phases=tuple(PhaseTime(name=f"p{n}", total_ms=ms) for n, ms in enumerate(parts(phases, whole_ms))),
         layers=tuple(
-            LayerTime(layer=n, fwd_total_ms=ms / 4, bwd_total_ms=ms / 2, recompute_total_ms=ms / 4)
-            for n, ms in enumerate(parts(layers, whole_ms))
+            LayerStep(layer=n, fwd_ms=ms / 4, bwd_ms=ms / 2, recompute_ms=ms / 4)
+            for n, ms in enumerate(parts(layers, mean_ms))
         ),
         operations=tuple(
-            OpTime(name=f"o{n}", total_ms=ms, calls=3.0, flops=1e9)
-            for n, ms in enumerate(parts(ops, whole_ms))
+            Operation(name=f"o{n}", ms=ms, calls=3.0, flops=1e9) for n, ms in enumerate(parts(ops, mean_ms))
         ),
     )
 
@@ -70,7 +70,7 @@ COLD = (1100.0, *[100.0] * 9)  # the mean is twice the typical step
 
 
 def test_a_call_takes_as_long_whatever_the_step_does() -> None:
-    op = OpTime(name="aten::mm", total_ms=500.0, calls=50.0, flops=1e12)
+    op = Operation(name="aten::mm", ms=50.0, calls=5.0, flops=1e11)
     (found,) = sg.score(
         make_profile(steps=10, mean_step_ms=200.0, samples_ms=COLD, operations=(op,))
     ).operations

@@ -196,9 +196,14 @@ def test_recordings_of_one_process_are_steps_of_one_run(tmp_path: Path) -> None:
     assert sorted(joined.samples_ms) == sorted(ms for profile in each for ms in profile.samples_ms)
     assert joined.ledger is not None
     assert joined.ledger.total == sum(p.ledger.total for p in each if p.ledger)
-    totals = {op.name: op.total_ms for op in joined.operations}
+    totals = {op.name: (op.ms or 0.0) * (joined.steps or 0) for op in joined.operations}
     for name in ("aten::addmm", "aten::add_"):
-        parts = [op.total_ms for profile in each for op in profile.operations if op.name == name]
+        parts = [
+            (op.ms or 0.0) * (profile.steps or 0)
+            for profile in each
+            for op in profile.operations
+            if op.name == name
+        ]
         assert totals[name] == pytest.approx(sum(parts))
     assert len(joined.source.files) == 2
     assert sg.score(joined).work == "training"

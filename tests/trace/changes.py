@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepgrade.model.events import Trace
-from stepgrade.model.profile import Span
+from stepgrade.model.operations import Span
 from stepgrade.model.step_view import StepView
 from stepgrade.trace import RankProfile
 from stepgrade.trace.timeline import Timeline, build_timeline

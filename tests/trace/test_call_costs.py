@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.model import OpTime, Profile
+from stepgrade.model import Operation, Profile
 from stepgrade.trace import analyse_trace
 from tests.trace_builder import TraceBuilder
 
@@ -44,7 +44,7 @@ class Nested:
         return analyse_trace(self.out.trace())
 
 
-def found(profile: Profile) -> dict[str, OpTime]:
+def found(profile: Profile) -> dict[str, Operation]:
     return {op.name: op for op in profile.operations}
 
 
@@ -123,7 +123,7 @@ def test_a_compiled_region_is_one_row_for_each_class_of_its_kernels() -> None:
         "Torch-Compiled Region: 0/0 (gemm)": "gemm",
         "Torch-Compiled Region: 0/0 (elementwise)": "elementwise",
     }
-    assert all(op.total_ms == 0.05 for op in ops.values())
+    assert all(op.ms == 0.05 for op in ops.values())
 
 
 def test_an_operation_of_one_class_keeps_its_name() -> None:

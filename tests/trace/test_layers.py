@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from stepgrade.model.events import RangeKind, Trace
-from stepgrade.model.profile import LayerTime
+from stepgrade.model.layers import LayerStep
 from stepgrade.trace import analyse_trace, phases
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.phases import find_phases
@@ -26,9 +26,9 @@ def layers_of(trace: Trace) -> Layers:
     return find_layers(timeline, pieces, find_phases(timeline, pieces))
 
 
-def times_ns(layer: LayerTime) -> tuple[int, int, int]:
-    """Return the forward, backward and recomputed time of a layer."""
-    times = (layer.fwd_total_ms, layer.bwd_total_ms, layer.recompute_total_ms)
+def times_ns(layer: LayerStep) -> tuple[int, int, int]:
+    """Return the forward, backward and recomputed time of a layer in a step."""
+    times = (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms)
     return tuple(round((ms or 0.0) * 1e6) for ms in times)  # type: ignore[return-value]  # three of them
 
 
@@ -41,8 +41,8 @@ def outside_ns(trace: Trace, layers: Layers) -> tuple[int, int]:
         int(pieces.dur_ns[pieces.steady & (phase == which)].sum())
         for which in (phases.FORWARD, phases.BACKWARD)
     )
-    times = [times_ns(layer) for layer in layers.times]
-    return forward - sum(one[0] for one in times), backward - sum(one[1] for one in times)
+    times, steps = [times_ns(layer) for layer in layers.times], int(timeline.windows.steady.sum())
+    return forward - steps * sum(one[0] for one in times), backward - steps * sum(one[1] for one in times)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_forward_and_backward_of_each_layer(run: Run, basis: str, names: list[st
     layers = layers_of(trace)
     assert (layers.basis, [layer.name for layer in layers.times]) == (basis, names)
     for layer in layers.times:
-        assert times_ns(layer) == (3 * FORWARD, 3 * BACKWARD, 0)
-        assert sum(layer.ops_total_ms.values()) == pytest.approx(3 * (FORWARD + BACKWARD) / 1e6)
+        assert times_ns(layer) == (FORWARD, BACKWARD, 0)
+        assert sum(layer.ops.values()) == pytest.approx((FORWARD + BACKWARD) / 1e6)
     assert outside_ns(trace, layers) == (3 * (KERNEL // 5), 0)  # the embedding
     assert analyse_trace(trace).layers == layers.times
 
@@ -70,7 +70,7 @@ def test_forward_work_done_again_is_told_apart(modules: bool) -> None:
     assert profile.activity is not None
     assert profile.activity.recompute_ms == pytest.approx(3 * FORWARD / 1e6)
     for layer in profile.layers:
-        assert times_ns(layer) == (3 * FORWARD, 3 * BACKWARD, 3 * FORWARD)
+        assert times_ns(layer) == (FORWARD, BACKWARD, FORWARD)
     assert any("done again" in note.text for note in profile.notes)
 
 
@@ -198,7 +198,7 @@ def test_a_slow_layer_is_still_one_of_the_layers(place: int, slow: int) -> None:
     blocks[place] = [("LayerNorm", 5), ("Linear", slow), ("GELU", 5)]
     layers = layers_of(nested(in_a_row(*blocks))).times
     assert [layer.name for layer in layers] == [f"Block_{n}" for n in range(5)]
-    times = [layer.fwd_total_ms or 0.0 for layer in layers]
+    times = [layer.fwd_ms or 0.0 for layer in layers]
     assert times.index(max(times)) == place
 
 

@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.model.profile import KernelTime, OpTime, ShapeTime, Span
+from stepgrade.model.operations import KernelRow, Operation, ShapeRow, Span
 from stepgrade.trace import operation_columns
 from stepgrade.trace.operation_columns import MeanOperations, PackedOperations
 
 times = st.floats(0.001, 1e6)
 maybe = st.none() | times
 shapes = st.builds(
-    ShapeTime,
+    ShapeRow,
     shape=st.none() | st.sampled_from(["2x3", "3x2 bf16", "é"]),
-    total_ms=times,
+    ms=times,
     calls=times,
     flops=maybe,
     bytes=maybe,
     at_most=st.booleans(),
 )
 operations = st.builds(
-    OpTime,
+    Operation,
     name=st.sampled_from(["aten::mm", "a", "b", "ü"]),
-    total_ms=times,
+    ms=times,
     calls=maybe,
     kind=st.none() | st.just("gemm"),
     flops=maybe,
@@ -34,20 +34,18 @@ operations = st.builds(
     longest=st.none()
     | st.builds(Span, file=st.just(0), start_ns=st.integers(0, 9), dur_ns=st.integers(0, 9)),
     shapes=st.lists(shapes, max_size=4).map(tuple),
-    kernels=st.lists(st.builds(KernelTime, name=st.just("k"), total_ms=times, calls=times), max_size=2).map(
-        tuple
-    ),
+    kernels=st.lists(st.builds(KernelRow, name=st.just("k"), ms=times, calls=times), max_size=2).map(tuple),
 )
 ranks = st.lists(operations, max_size=4, unique_by=lambda op: op.name).map(tuple)
 
 
 @given(ranks)
-def test_packed_operations_are_the_same_again(rank: tuple[OpTime, ...]) -> None:
+def test_packed_operations_are_the_same_again(rank: tuple[Operation, ...]) -> None:
     assert PackedOperations.of(rank).unpacked() == rank
 
 
 @given(st.lists(ranks, min_size=1, max_size=4))
-def test_columns_add_up_as_rows_do(of_ranks: list[tuple[OpTime, ...]]) -> None:
+def test_columns_add_up_as_rows_do(of_ranks: list[tuple[Operation, ...]]) -> None:
     mean = MeanOperations()
     for file, rank in enumerate(of_ranks):
         mean.add(PackedOperations.of(rank), 0.5, 0.25, file)
@@ -56,7 +54,7 @@ def test_columns_add_up_as_rows_do(of_ranks: list[tuple[OpTime, ...]]) -> None:
     for op in found:
         alike = [(file, one) for file, rank in enumerate(of_ranks) for one in rank if one.name == op.name]
         rows = [row for _, one in alike for row in one.rows]
-        assert op.total_ms == pytest.approx(0.5 * sum(one.total_ms for _, one in alike))
+        assert op.ms == pytest.approx(0.5 * sum(one.ms for _, one in alike))
         assert op.calls == pytest.approx(0.5 * sum(one.calls or 0.0 for _, one in alike))
         known = [row.flops for row in rows if row.flops is not None]
         assert (op.flops is None) == (not known)
@@ -74,11 +72,11 @@ def test_shapes_of_a_thousand_ranks_are_not_all_kept(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(operation_columns, "_MOST_PLANS", 4)
     mean = MeanOperations()
     for rank in range(1000):
-        rows = (ShapeTime(shape=f"{rank}x8", total_ms=1.0, calls=1.0, flops=2.0, bytes=3.0),)
-        op = OpTime(name="mm", total_ms=1.0, calls=1.0, flops=2.0, bytes=3.0, shapes=rows)
+        rows = (ShapeRow(shape=f"{rank}x8", ms=1.0, calls=1.0, flops=2.0, bytes=3.0),)
+        op = Operation(name="mm", ms=1.0, calls=1.0, flops=2.0, bytes=3.0, shapes=rows)
         mean.add(PackedOperations.of([op]), 1.0, None, 0)
     (whole,) = mean.result(None)
-    assert (whole.total_ms, whole.flops, whole.bytes) == (1000.0, 2000.0, 3000.0)
-    assert sum(row.total_ms for row in whole.shapes) == 1000.0
+    assert (whole.ms, whole.flops, whole.bytes) == (1000.0, 2000.0, 3000.0)
+    assert sum(row.ms for row in whole.shapes) == 1000.0
     assert len(whole.shapes) < 40
     assert (len(mean._plans), len(mean._slots)) == (4, 2 + 4 * (operation_columns._MOST_ROWS + 1))

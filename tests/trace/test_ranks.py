@@ -177,10 +177,8 @@ def test_the_figures_of_a_run_are_those_of_its_mean_rank() -> None:
     first, second = (one.profile for one in ranks)
     merged = merge_ranks(ranks)
     for op in merged.operations:
-        own = [
-            one.total_ms for profile in (first, second) for one in profile.operations if one.name == op.name
-        ]
-        assert op.total_ms == pytest.approx(sum(own) / 2)
+        own = [one.ms for profile in (first, second) for one in profile.operations if one.name == op.name]
+        assert op.ms == pytest.approx(sum(own) / 2)
     assert merged.activity
     assert first.activity
     assert second.activity

@@ -34,7 +34,7 @@ def comparable(rank: RankProfile) -> RankProfile:
         ),
         memory=None,  # the slow reader does not read it
         peak_memory_bytes=None,
-        modules=tuple(msgspec.structs.replace(module, held_bytes=None) for module in plain.profile.modules),
+        modules=tuple(msgspec.structs.replace(module, memory_bytes=None) for module in plain.profile.modules),
         views=(),
         kernel_use=None,  # nor how kernels were launched
     )

@@ -8,7 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
-from stepgrade.model import DeviceSeen, OpTime, Profile
+from stepgrade.model import DeviceSeen, Operation, Profile
 from tests.builders import make_profile
 from tests.samples import each_of
 
@@ -28,18 +28,22 @@ def test_no_operation_is_above_its_roof(path: Path) -> None:
     assert all(f"sizes of {REFUSED[path.name]} give" in text for text in said)
 
 
-def profile_of(*ops: OpTime) -> Profile:
+def profile_of(*ops: Operation) -> Profile:
     """Return ten steps of an A100, with 40 MB of cache, 1,555 GB/s and 312 TFLOP/s."""
     device = DeviceSeen(name="NVIDIA A100-SXM4-40GB")
     flops = sum(op.flops or 0.0 for op in ops if op.kind == "gemm")
     return make_profile(
-        operations=ops, device=device, matmul_flops=flops or None, matmul_known_share=1.0, matmul_dtype="bf16"
+        operations=tuple(op.per_step(10) for op in ops),
+        device=device,
+        matmul_flops=flops / 10 or None,
+        matmul_known_share=1.0,
+        matmul_dtype="bf16",
     )
 
 
 def test_a_count_above_the_roof_is_not_used() -> None:
-    wrong = OpTime(name="aten::_grouped_mm", kind="gemm", total_ms=10.0, calls=10.0, flops=1e13, bytes=1e9)
-    right = OpTime(name="aten::mm", kind="gemm", total_ms=10.0, calls=10.0, flops=1e12, bytes=1e9)
+    wrong = Operation(name="aten::_grouped_mm", kind="gemm", ms=10.0, calls=10.0, flops=1e13, bytes=1e9)
+    right = Operation(name="aten::mm", kind="gemm", ms=10.0, calls=10.0, flops=1e12, bytes=1e9)
     card = sg.score(profile_of(wrong, right))
     found = {op.name: op for op in card.operations}
     assert (found[wrong.name].flops, found[wrong.name].roof_share) == (None, None)
@@ -54,10 +58,10 @@ def test_a_count_above_the_roof_is_not_used() -> None:
 def test_what_fits_into_the_cache_has_no_roof_in_memory(megabytes: float, is_known: bool) -> None:
     """A call in half the time that memory would take is possible for what is in the cache alone."""
     moved = megabytes * 1e6
-    op = OpTime(
+    op = Operation(
         name="aten::add",
         kind="elementwise",
-        total_ms=moved / 1555e9 * 1e3 / (2 if not is_known else 0.8),
+        ms=moved / 1555e9 * 1e3 / (2 if not is_known else 0.8),
         calls=1.0,
         flops=1.0,
         bytes=moved,
@@ -68,6 +72,6 @@ def test_what_fits_into_the_cache_has_no_roof_in_memory(megabytes: float, is_kno
 
 
 def test_an_operation_above_a_peak_that_the_user_gave_is_shown() -> None:
-    op = OpTime(name="aten::mm", kind="gemm", total_ms=10.0, calls=10.0, flops=1e13, bytes=1e9)
+    op = Operation(name="aten::mm", kind="gemm", ms=10.0, calls=10.0, flops=1e13, bytes=1e9)
     card = sg.score(profile_of(op), setup=sg.Setup(peak_tflops=100.0, peak_bw_gb_s=1000.0))
     assert (card.operations[0].roof_share or 0.0) > 1.0

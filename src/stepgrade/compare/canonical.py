@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
 from stepgrade.naming.roles import class_of, direction_of, role_of
-from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes
 
 Key: TypeAlias = tuple[str | None, ...]
@@ -77,20 +77,20 @@ def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[Par
     """
     parts = list(profile.activity.parts) if profile.activity else []
     if not parts:
-        totals, steps = total_by_operation(profile), profile.steps or 1
+        ms_of = ms_by_operation(profile)
         calls = {op.name: op.calls for op in profile.operations}
         # Where some names say backward, the others run forward.
-        default = "forward" if any(direction_of(name) == "backward" for name in totals) else None
-        for name, total in totals.items():
-            if total > 0.0:
+        default = "forward" if any(direction_of(name) == "backward" for name in ms_of) else None
+        for name, ms in ms_of.items():
+            if ms > 0.0:
                 work_class = class_of(name).label
                 is_optimizer = work_class == "optimizer"
                 part = PartTime(
                     work_class=work_class,
                     role=role_of(name),
                     direction="optimizer" if is_optimizer else direction_of(name) or default,
-                    ms=total / steps,
-                    calls=(calls.get(name) or 0.0) / steps,
+                    ms=ms,
+                    calls=calls.get(name) or 0.0,
                     kernels=0.0,
                 )
                 parts.append(part)

@@ -18,7 +18,7 @@ from stepgrade.loading import profile_given
 from stepgrade.model import Note, Profile
 from stepgrade.model.notes import Result
 from stepgrade.readers.source import PathLike
-from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_ratio, show_share
 
@@ -185,11 +185,11 @@ def _ratio(top: float | None, bottom: float | None) -> float | None:
 
 
 def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
-    totals = total_by_operation(profile)
-    scaled = {name: (times.per_step(total) or 0.0) * scale for name, total in totals.items()}
+    of_mean = ms_by_operation(profile)
+    scaled = {name: (times.typical(ms) or 0.0) * scale for name, ms in of_mean.items()}
     ops = {name: ms for name, ms in scaled.items() if ms > 0.0}  # what is next to nothing can become nothing
     if not ops or not profile.steps:
-        missing = "no number of steps" if any(totals.values()) and not profile.steps else "no operations"
+        missing = "no number of steps" if any(of_mean.values()) and not profile.steps else "no operations"
         raise NotMeasured(
             f"{missing} in this profile, so there is nothing to compare", where=profile.source.files[0]
         )
@@ -213,8 +213,8 @@ def _ms_by_shape(profile: Profile, times: RunTimes, scale: float) -> dict[tuple[
     found: dict[tuple[str, str], float] = {}
     for op in profile.operations:
         for row in op.shapes:
-            if row.shape and row.total_ms > 0.0:
-                ms = (times.per_step(row.total_ms) or 0.0) * scale
+            if row.shape and row.ms > 0.0:
+                ms = (times.typical(row.ms) or 0.0) * scale
                 found[op.name, row.shape] = found.get((op.name, row.shape), 0.0) + ms
     return found
 

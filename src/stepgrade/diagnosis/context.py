@@ -9,8 +9,9 @@ from stepgrade.hardware.setup import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
 from stepgrade.model.memory import Memory
+from stepgrade.model.operations import Operation
 from stepgrade.model.profile import WorkKind
-from stepgrade.model.scorecard import Cause, Operation
+from stepgrade.model.scorecard import Cause
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.goodput import WallLedger

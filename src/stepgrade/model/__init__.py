@@ -2,19 +2,18 @@
 
 from stepgrade.model.baseline import Baseline
 from stepgrade.model.fingerprint import Fingerprint
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
+from stepgrade.model.operations import KernelRow, Operation, ShapeRow, Span
 from stepgrade.model.profile import (
     RECORDER,
     DeviceSeen,
-    LayerTime,
-    OpTime,
     PhaseTime,
     Profile,
     RankTime,
     Recorded,
     Source,
-    Span,
 )
 
 __all__ = [
@@ -22,14 +21,17 @@ __all__ = [
     "Baseline",
     "DeviceSeen",
     "Fingerprint",
-    "LayerTime",
+    "KernelRow",
+    "LayerStep",
     "Ledger",
+    "ModuleStep",
     "Note",
-    "OpTime",
+    "Operation",
     "PhaseTime",
     "Profile",
     "RankTime",
     "Recorded",
+    "ShapeRow",
     "Source",
     "Span",
 ]

@@ -10,17 +10,19 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity, KernelUse
 from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.hang import Hang
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
+from stepgrade.model.operations import Operation, Span
 from stepgrade.model.step_log import RunFacts, StepLog
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_ms
@@ -31,7 +33,6 @@ APR_PROFILER_V1 = "apr_training_profiler_v1"
 LOG = "log"
 WorkKind = Literal["training", "inference", "unknown"]  # what the steps hold
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
-PRODUCTS = ("gemm", "convolution", "attention")  # the kinds of operations that arithmetic may limit
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -48,14 +49,6 @@ class Source(Struct, frozen=True, kw_only=True):
         return f"{self.files[0] if self.files else 'no file'}{more}"
 
 
-class Span(Struct, frozen=True, kw_only=True):
-    """A stretch of time in a trace, by the clock of that file; `file` is its place in `Source.files`."""
-
-    file: int
-    start_ns: int
-    dur_ns: int
-
-
 class PhaseTime(Struct, frozen=True, kw_only=True):
     """One named part of a step; `step_share` is what the producer wrote, in 0 to 1."""
 
@@ -64,109 +57,6 @@ class PhaseTime(Struct, frozen=True, kw_only=True):
     per_step_ms: float | None = None
     step_share: float | None = None
     samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
-
-
-class LayerTime(Struct, frozen=True, kw_only=True):
-    """One layer of the model."""
-
-    layer: int
-    name: str | None = None
-    fwd_total_ms: float | None = None
-    bwd_total_ms: float | None = None
-    recompute_total_ms: float | None = None
-    fwd_samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
-    bwd_samples_ms: tuple[float, ...] = ()
-    ops_total_ms: dict[str, float] = {}
-
-
-class ShapeTime(Struct, frozen=True, kw_only=True):
-    """The calls of an operation whose inputs have one shape; FLOPs and bytes are of all of them."""
-
-    shape: str | None  # None: not recorded, or the sum of the rows that are too many to list
-    total_ms: float
-    calls: float
-    flops: float | None = None
-    bytes: float | None = None
-    at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
-    flops_least: float | None = None  # bounds, where the FLOPs are not known
-    flops_most: float | None = None
-
-
-class KernelTime(Struct, frozen=True, kw_only=True):
-    """One kernel under an operation; figures of its launches are means, weighted by time."""
-
-    name: str
-    total_ms: float
-    calls: float
-    occupancy: float | None = None  # share of the warps that a multiprocessor can hold
-    blocks_per_sm: float | None = None
-    registers: float | None = None  # of a thread
-    tensor_cores: bool | None = None  # None: its name does not say
-
-
-class ModuleTime(Struct, frozen=True, kw_only=True):
-    """One module of the model with all that is in it; `parent` is the place of the module around it."""
-
-    name: str
-    parent: int | None = None
-    fwd_total_ms: float = 0.0
-    bwd_total_ms: float = 0.0
-    recompute_total_ms: float = 0.0
-    ops_total_ms: dict[str, float] = {}  # of what it does itself, not the modules in it
-    kernels_total_ms: dict[str, dict[str, float]] = {}  # of each of these operations, on a device
-    held_bytes: float | None = None  # what its forward pass leaves allocated in a step, with all in it
-
-
-class OpTime(Struct, frozen=True, kw_only=True):
-    """One operation; FLOPs and bytes are of the calls whose own are known."""
-
-    name: str
-    total_ms: float
-    calls: float | None = None
-    kind: str | None = None
-    flops: float | None = None
-    bytes: float | None = None
-    known_share: float | None = None  # of its time, how much has FLOPs or bytes; None: all or nothing
-    dtype: str | None = None
-    samples_ms: tuple[float, ...] = ()
-    longest: Span | None = None  # where its longest call is
-    shapes: tuple[ShapeTime, ...] = ()  # where inputs were recorded: they add up to the operation
-    kernels: tuple[KernelTime, ...] = ()  # the longest
-    where: str | None = None  # "file.py:line" of the user's code that most of its time comes from
-    module: str | None = None  # the modules around that, outermost first
-
-    @property
-    def rows(self) -> tuple[ShapeTime, ...]:
-        """Return its calls by shape; where no shapes are known, those with known work and the others."""
-        if self.shapes:
-            return self.shapes
-        known, calls = 1.0 if self.known_share is None else self.known_share, self.calls or 0.0
-        row = ShapeTime(
-            shape=None,
-            total_ms=self.total_ms * known,
-            calls=calls * known,
-            flops=self.flops,
-            bytes=self.bytes,
-        )
-        if known >= 1.0:
-            return (row,)
-        rest = ShapeTime(shape=None, total_ms=self.total_ms * (1.0 - known), calls=calls * (1.0 - known))
-        return (row, rest) if known > 0.0 else (rest,)
-
-    def with_rows(self, rows: tuple[ShapeTime, ...]) -> OpTime:
-        """Return the operation with these rows, and what is known of them together."""
-        flops = [row.flops for row in rows if row.flops is not None]
-        moved = [row.bytes for row in rows if row.bytes is not None]
-        # Of what no product is, FLOPs alone say nothing: memory limits it.
-        is_product = self.kind in PRODUCTS
-        known_ms = sum(row.total_ms for row in rows if row.bytes is not None or (is_product and row.flops))
-        return structs.replace(
-            self,
-            shapes=rows if any(row.shape for row in rows) else (),
-            flops=sum(flops) if flops else None,
-            bytes=sum(moved) if moved else None,
-            known_share=min(1.0, known_ms / self.total_ms) if self.total_ms else None,
-        )
 
 
 class RankTime(Struct, frozen=True, kw_only=True):
@@ -214,9 +104,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
-    layers: tuple[LayerTime, ...] = ()
-    modules: tuple[ModuleTime, ...] = ()  # of all depths, a parent before what is in it
-    operations: tuple[OpTime, ...] = ()
+    layers: tuple[LayerStep, ...] = ()
+    modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
+    operations: tuple[Operation, ...] = ()
     runtime: str | None = None
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
@@ -230,7 +120,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankTime, ...] = ()
     world_size: int | None = None
     device: DeviceSeen | None = None
-    matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
+    matmul_flops: float | None = None  # of matrix products, convolutions and attention
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
     facts: RunFacts | None = None  # of the model, where the source is a log
@@ -276,9 +166,13 @@ class Profile(Struct, frozen=True, kw_only=True):
             yield from ((place, figure) for figure in (phase.total_ms, phase.per_step_ms, phase.step_share))
         for layer in self.layers:
             place = f"layer {layer.layer}"
-            yield from ((place, figure) for figure in (layer.fwd_total_ms, layer.bwd_total_ms))
-            yield from ((f"{place}, op {name!r}", ms) for name, ms in layer.ops_total_ms.items())
-        yield from ((f"op {op.name!r}", op.total_ms) for op in self.operations)
+            yield from ((place, figure) for figure in (layer.fwd_ms, layer.bwd_ms))
+            yield from ((f"{place}, op {name!r}", ms) for name, ms in layer.ops.items())
+        yield from ((f"op {op.name!r}", op.ms) for op in self.operations)
+
+    def total(self, ms: float) -> float:
+        """Return what a figure per step is over all steps, without the last bits that dividing it lost."""
+        return float(f"{ms * self.steps:.16g}") if self.steps and self.steps > 1 else ms
 
     @property
     def unfit(self) -> tuple[Note, ...]:

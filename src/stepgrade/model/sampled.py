@@ -8,9 +8,11 @@ from msgspec import Struct, to_builtins
 
 from stepgrade.decoding import from_builtins
 from stepgrade.model.activity import Activity
-from stepgrade.model.profile import OpTime, check_figure
+from stepgrade.model.operations import Operation
+from stepgrade.model.profile import check_figure
 
 # Recordings keep the names that these fields had first.
+_STORED_OPERATIONS = {"ms": "total_ms", "class": "kind"}  # and their shapes and kernels
 _STORED_COPIES = {"calls": "count"}
 
 
@@ -28,7 +30,7 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None
     matmul_known_share: float | None = None
     matmul_dtype: str | None = None
-    operations: tuple[OpTime, ...] = ()
+    operations: tuple[Operation, ...] = ()
     activity: Activity | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
             ("known share", self.matmul_known_share),
         ]
         for op in self.operations:
-            figures += [(repr(op.name), figure) for figure in (op.total_ms, op.calls, op.flops, op.bytes)]
+            figures += [(repr(op.name), figure) for figure in (op.ms, op.calls, op.flops, op.bytes)]
         for place, figure in figures:
             check_figure(f"sampled steps, {place}", figure)
         unseen: list[object] = [to_builtins(self.activity)]
@@ -57,22 +59,29 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
 
     def to_stored(self) -> dict[str, Any]:
         """Return what a recording keeps."""
-        return _renamed(to_builtins(self), _STORED_COPIES)
+        return _renamed(to_builtins(self), _STORED_OPERATIONS, _STORED_COPIES)
 
     @classmethod
     def from_stored(cls, document: dict[str, Any]) -> SampledSteps:
         """Return what a recording keeps; raise msgspec.ValidationError for anything else."""
-        first = {stored: name for name, stored in _STORED_COPIES.items()}
-        return from_builtins(_renamed(document, first), cls)
+        operations, copies = (
+            {stored: name for name, stored in names.items()} for names in (_STORED_OPERATIONS, _STORED_COPIES)
+        )
+        return from_builtins(_renamed(document, operations, copies), cls)
 
 
-def _renamed(document: dict[str, Any], of_copies: dict[str, str]) -> dict[str, Any]:
-    """Return sampled steps with their copies under other names."""
+def _renamed(
+    document: dict[str, Any], of_operations: dict[str, str], of_copies: dict[str, str]
+) -> dict[str, Any]:
+    """Return sampled steps whose operations and copies have their fields under other names."""
+    renamed = document | {"operations": _with_names(document.get("operations", []), of_operations)}
     activity = document.get("activity")
-    if not isinstance(activity, dict) or not isinstance(activity.get("copies"), list):
-        return document
-    copies = [
-        {of_copies.get(name, name): value for name, value in copy.items()} if isinstance(copy, dict) else copy
-        for copy in activity["copies"]
-    ]
-    return document | {"activity": activity | {"copies": copies}}
+    if isinstance(activity, dict):
+        renamed["activity"] = activity | {"copies": _with_names(activity.get("copies", []), of_copies)}
+    return renamed
+
+
+def _with_names(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {names.get(name, name): _with_names(part, names) for name, part in value.items()}
+    return [_with_names(part, names) for part in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.decoding import from_builtins, from_json
@@ -19,9 +19,11 @@ from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.finding import Finding
 from stepgrade.model.hang import Hang
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Result, texts_to_notes
+from stepgrade.model.operations import Operation
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.step_log import Goodput
 from stepgrade.model.step_view import StepView
@@ -31,91 +33,12 @@ UNGRADED = "ungraded"
 UNKNOWN = "unknown"
 AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
 # What scoring needs of the rows of a table and the JSON leaves out.
-_UNPRINTED = {"collectives": ("ranks", "moving_ms"), "copies": ("during",)}
-
-
-class LayerStep(Struct, frozen=True, kw_only=True):
-    """One layer in the typical step."""
-
-    layer: int
-    name: str | None = None
-    fwd_ms: float | None = None
-    bwd_ms: float | None = None
-    recompute_ms: float | None = None
-    ops: dict[str, float] = {}
-    ratio: float | None = None
-    top_op: str | None = None
-    top_op_share: float | None = None
-    slow: tuple[str, ...] = ()  # forward, backward: where it takes clearly longer than the other layers
-
-
-class ShapeRow(Struct, frozen=True, kw_only=True):
-    """The calls of an operation whose inputs have one shape, in the typical step."""
-
-    shape: str | None
-    ms: float | None = None
-    calls: float | None = None
-    flops: float | None = None
-    bytes: float | None = None
-    at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
-    flops_least: float | None = None  # bounds, where the FLOPs are not known
-    flops_most: float | None = None
-    roof: str | None = None
-    roof_share: float | None = None
-
-
-class ModuleStep(Struct, frozen=True, kw_only=True):
-    """One module in the typical step, with all that is in it; `parent` is the place of the one around it."""
-
-    name: str
-    parent: int | None = None
-    fwd_ms: float
-    bwd_ms: float
-    recompute_ms: float
-    share: float  # of the step
-    memory_bytes: float | None = None  # that its forward pass leaves allocated
-    ops: dict[str, float] = {}  # the longest of what it does itself, in ms
-    kernels: dict[str, dict[str, float]] = {}  # the longest of each of these operations, in ms
-
-
-class KernelRow(Struct, frozen=True, kw_only=True):
-    """One kernel under an operation, in the typical step; figures of its launches are means by time."""
-
-    name: str
-    ms: float | None = None
-    calls: float | None = None
-    occupancy: float | None = None
-    blocks_per_sm: float | None = None
-    registers: float | None = None
-    tensor_cores: bool | None = None  # of matrix products; None where the name does not say
-
-
-class Operation(Struct, frozen=True, kw_only=True):
-    """One operation in the typical step: its time, and that as a share of the step.
-
-    How long a call takes, its rates and its share of the roof do not depend on the step: they are means over
-    all calls. Calls, FLOPs and bytes are means per step.
-    """
-
-    name: str
-    kind: str | None = field(name="class", default=None)
-    ms: float | None = None
-    share: float | None = None
-    calls: float | None = None
-    flops: float | None = None
-    bytes: float | None = None
-    known_share: float | None = None  # of its time, how much has FLOPs or bytes
-    roof_share: float | None = None  # of what the device allows for its FLOPs and bytes
-    roof: str | None = None  # compute or memory, whichever is lower
-    mean_ms: float | None = None  # of a call
-    flops_per_s: float | None = None
-    bytes_per_s: float | None = None
-    longest: Span | None = None
-    where: str | None = None  # "file.py:line" of the user's code that most of its time comes from
-    module: str | None = None  # the kinds of the modules around that: GPT.Block.Attention
-    samples_ms: tuple[float, ...] = ()
-    shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
-    kernels: tuple[KernelRow, ...] = ()  # the longest
+_UNPRINTED = {
+    "operations": ("dtype",),
+    "layers": ("fwd_samples_ms", "bwd_samples_ms"),
+    "collectives": ("ranks", "moving_ms"),
+    "copies": ("during",),
+}
 
 
 class Cause(Struct, frozen=True, kw_only=True):

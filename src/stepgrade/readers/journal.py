@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
-from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, LayerStep, PhaseTime, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
@@ -18,7 +18,7 @@ from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.recording import with_lines, with_sampled
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
+from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of, per_step
 from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
@@ -93,12 +93,12 @@ def read(source: ByteSource) -> Part:
             for phase, ms in sorted(total.phases_ms.items())
         ),
         layers=tuple(
-            LayerTime(
+            LayerStep(
                 layer=layer,
                 name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
-                fwd_total_ms=forward_ms,
-                bwd_total_ms=backward_ms,
-                recompute_total_ms=recompute_ms or None,
+                fwd_ms=per_step(forward_ms, total.steps),
+                bwd_ms=per_step(backward_ms, total.steps),
+                recompute_ms=per_step(recompute_ms or None, total.steps),
             )
             for layer, (forward_ms, backward_ms, recompute_ms) in sorted(total.layers_ms.items())
         ),

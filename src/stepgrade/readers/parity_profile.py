@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.contract import ParityProfile
-from stepgrade.model import OpTime, Profile, Source
+from stepgrade.model import Operation, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
@@ -24,7 +24,7 @@ def read(source: ByteSource) -> Part:
         work="training",
         steps=1,
         mean_step_ms=parity.step_time_ms or None,
-        operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(parity.ops.items())),
+        operations=tuple(Operation(name=op, ms=ms) for op, ms in sorted(parity.ops.items())),
         runtime=parity.runtime,
         throughput_tok_s=parity.throughput_tok_s or None,
         launches_per_step=float(parity.kernel_launches_per_step),

@@ -30,26 +30,22 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
     """
     if sampled is None or not sampled.steps or not profile.steps:
         return profile
-    steps = profile.steps / sampled.steps
     work = _ratio(profile.tokens_per_step, sampled.tokens, sampled.steps)
     work = work or _ratio(profile.samples_per_step, sampled.samples, sampled.steps) or 1.0
     phases_ms = {phase.name: phase.total_ms or 0.0 for phase in profile.phases}
     model_ms = sum(phases_ms.get(name, 0.0) for name in _MODEL)
-    slower = min(1.0, model_ms / (sampled.model_ms * steps)) if sampled.model_ms else 1.0
+    sampled_ms = sampled.model_ms / sampled.steps * profile.steps
+    slower = min(1.0, model_ms / sampled_ms) if sampled_ms else 1.0
     return structs.replace(
         profile,
         operations=tuple(
             structs.replace(
-                op,
-                total_ms=op.total_ms * steps * slower,
-                calls=_times(op.calls, steps),
-                flops=_times(op.flops, steps * work),
-                bytes=_times(op.bytes, steps * work),
+                op, ms=_times(op.ms, slower), flops=_times(op.flops, work), bytes=_times(op.bytes, work)
             )
-            for op in sampled.operations
+            for op in (one.per_step(sampled.steps) for one in sampled.operations)
         )
         or profile.operations,
-        matmul_flops=_times(sampled.matmul_flops, steps * work),
+        matmul_flops=_times(sampled.matmul_flops, work / sampled.steps),
         matmul_known_share=sampled.matmul_known_share,
         matmul_dtype=sampled.matmul_dtype,
         activity=sampled.activity.scaled(slower) if sampled.activity else None,

@@ -10,7 +10,7 @@ from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput, BadJson
-from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerStep, Operation, PhaseTime, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
@@ -127,17 +127,19 @@ def profile_from_json(text: bytes, name: str) -> Profile:
             for name, phase in sorted(document.phases.items())
         ),
         layers=tuple(
-            LayerTime(
+            LayerStep(
                 layer=layer.layer,
                 name=layer.name,
-                fwd_total_ms=layer.fwd_ms,
-                bwd_total_ms=layer.bwd_ms,
-                recompute_total_ms=layer.recompute_ms,
-                ops_total_ms=layer.ops,
+                fwd_ms=per_step(layer.fwd_ms, steps),
+                bwd_ms=per_step(layer.bwd_ms, steps),
+                recompute_ms=per_step(layer.recompute_ms, steps),
+                ops={op: ms / (steps or 1) for op, ms in layer.ops.items()},
             )
             for layer in document.per_layer
         ),
-        operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
+        operations=tuple(
+            Operation(name=op, ms=per_step(ms, steps)) for op, ms in sorted(document.ops.items())
+        ),
         tokens_per_step=document.tokens_per_step,
         samples_per_step=document.samples_per_step,
         claimed_bottleneck=document.bottleneck,
@@ -165,6 +167,11 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     except ValidationError as error:
         raise BadJson(str(error), where="$.stepgrade.sampled") from error
     return with_lines(with_sampled(profile, sampled), recorded.lines)
+
+
+def per_step(total: float | None, steps: int | None) -> float | None:
+    """Return the mean of a total; where the number of steps is not known, they count as one."""
+    return None if total is None else total / (steps or 1)
 
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:

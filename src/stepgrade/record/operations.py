@@ -177,7 +177,7 @@ class OperationWindow:
             # The trace is gone when somebody asks where in it the longest call was.
             operations=tuple(
                 structs.replace(op, longest=None, samples_ms=())
-                for op in sorted(found.operations, key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
+                for op in sorted(found.operations, key=lambda op: -(op.ms or 0.0))[:_OPERATIONS_KEPT]
             )
             if is_timed
             else (),
@@ -265,12 +265,12 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
         if known is not None:
             totals[op.name] = structs.replace(
                 op,
-                total_ms=op.total_ms + known.total_ms,
+                ms=_plus(op.ms, known.ms),
                 calls=_plus(op.calls, known.calls),
                 flops=_plus(op.flops, known.flops),
                 bytes=_plus(op.bytes, known.bytes),
             )
-    longest = sorted(totals.values(), key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
+    longest = sorted(totals.values(), key=lambda op: -(op.ms or 0.0))[:_OPERATIONS_KEPT]
     shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
     return structs.replace(
         before,

@@ -16,8 +16,12 @@ def convert(profile: Profile | PathLike) -> str:
     """Return the JSON of a profile or its file; what it does not say is left out, never written as 0."""
     profile = profile_given(profile)
     layers: list[dict[str, object]] = [
-        {"layer": layer.layer, "fwd_ms": layer.fwd_total_ms or 0.0, "bwd_ms": layer.bwd_total_ms or 0.0}
-        | ({"ops": layer.ops_total_ms} if layer.ops_total_ms else {})
+        {
+            "layer": layer.layer,
+            "fwd_ms": profile.total(layer.fwd_ms or 0.0),
+            "bwd_ms": profile.total(layer.bwd_ms or 0.0),
+        }
+        | ({"ops": {name: profile.total(ms) for name, ms in layer.ops.items()}} if layer.ops else {})
         for layer in profile.layers
     ]
     document = {
@@ -31,7 +35,7 @@ def convert(profile: Profile | PathLike) -> str:
         "phases": {phase.name: _phase(phase, profile) for phase in profile.phases},
         "per_layer": layers,
         # Those that the layers do not list already.
-        "ops": {op.name: op.total_ms for op in profile.operations},
+        "ops": {op.name: profile.total(op.ms or 0.0) for op in profile.operations},
         "samples_ms": list(profile.samples_ms),
         "peak_memory_bytes": profile.peak_memory_bytes,
     }

@@ -65,8 +65,8 @@ def bound_of(
     busy = bounds[0].share if bounds else 1.0
     if arithmetic is not None and arithmetic.share is not None and (roof is None or roof.kind == "compute"):
         computing = [op for op in profile.operations if op.kind != "communication"]
-        whole_ms = sum(op.total_ms for op in computing)
-        arithmetic_ms = sum(op.total_ms for op in computing if op.kind in _MAY_COMPUTE)
+        whole_ms = sum(op.ms or 0.0 for op in computing)
+        arithmetic_ms = sum(op.ms or 0.0 for op in computing if op.kind in _MAY_COMPUTE)
         may_count = arithmetic_ms / whole_ms if whole_ms else 1.0
         uncounted = busy * may_count * (1.0 - (arithmetic.known_share or 0.0))
         counted = f"the counted arithmetic is {show_share(arithmetic.share)} of the peak"

@@ -11,7 +11,8 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.ledger import ACCOUNTS
-from stepgrade.model.scorecard import UNKNOWN, Cause, Operation
+from stepgrade.model.operations import Operation
+from stepgrade.model.scorecard import UNKNOWN, Cause
 from stepgrade.naming.work_class import RANDOM
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep

@@ -127,7 +127,7 @@ def arithmetic_of(profile: Profile, times: RunTimes, target: Target) -> Arithmet
     """Return the FLOP/s of a typical step and their share of the peak; None without shapes."""
     if not (profile.matmul_flops and profile.steps and times.typical_ms):
         return None
-    achieved = profile.matmul_flops / profile.steps / (times.typical_ms / 1000.0)
+    achieved = profile.matmul_flops / (times.typical_ms / 1000.0)
     peak = target.figures.peak(target.dtype) if profile.matmul_dtype is not None else None
     return Arithmetic(
         achieved_flops_s=achieved,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
 from stepgrade.model import RECORDER, Note, Profile
-from stepgrade.model.scorecard import LayerStep, ModuleStep
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.statistics import median, median_and_spread
@@ -27,11 +27,11 @@ _SINGLE_PRODUCT = re.compile(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Em
 
 
 class SlowLayer(Struct, frozen=True, kw_only=True):
-    """One layer that takes clearly longer than the others, in totals over the profiled steps."""
+    """One layer that takes clearly longer than the others, in the mean step."""
 
     layer: int
     direction: Direction
-    total_ms: float
+    ms: float
     median_ms: float
 
 
@@ -41,13 +41,13 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
         layer_summary(
             PerLayerData(
                 layer=layer.layer,
-                fwd_ms=layer.fwd_total_ms,
-                bwd_ms=layer.bwd_total_ms,
-                ops=layer.ops_total_ms,
+                fwd_ms=profile.total(layer.fwd_ms),
+                bwd_ms=profile.total(layer.bwd_ms),
+                ops={name: profile.total(ms) for name, ms in layer.ops.items()},
             )
         )
         for layer in profile.layers
-        if layer.fwd_total_ms is not None and layer.bwd_total_ms is not None
+        if layer.fwd_ms is not None and layer.bwd_ms is not None
     )
 
 
@@ -57,40 +57,38 @@ def layers_of_step(
     """Return the layers of the typical step, the slow ones marked; none without a number of steps."""
     if not times.steps:
         return ()
-    steps = []
+    found = []
     for layer in profile.layers:
         forward, backward, again = (
-            None if total is None else times.per_step(total)
-            for total in (layer.fwd_total_ms, layer.bwd_total_ms, layer.recompute_total_ms)
+            None if ms is None else times.typical(ms)
+            for ms in (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms)
         )
-        ops_total_ms = add_up(layer.ops_total_ms.values())
-        top_op, top_op_ms = longest_operation(layer.ops_total_ms)
-        steps.append(
-            LayerStep(
-                layer=layer.layer,
-                name=layer.name,
-                recompute_ms=again,
+        ops_ms = add_up(layer.ops.values())
+        top_op, top_op_ms = longest_operation(layer.ops)
+        has_ratio = layer.fwd_ms and layer.bwd_ms is not None
+        found.append(
+            structs.replace(
+                layer,
                 fwd_ms=forward,
                 bwd_ms=backward,
-                ops={name: times.per_step(total) or 0.0 for name, total in layer.ops_total_ms.items()},
-                ratio=layer.bwd_total_ms / layer.fwd_total_ms
-                if layer.fwd_total_ms and layer.bwd_total_ms is not None
-                else None,
+                recompute_ms=again,
+                ops={name: ms * times.scale for name, ms in layer.ops.items()},
+                ratio=(layer.bwd_ms or 0.0) / (layer.fwd_ms or 1.0) if has_ratio else None,
                 top_op=top_op or None,
-                top_op_share=top_op_ms / ops_total_ms if ops_total_ms > 0.0 else None,
-                slow=tuple(found.direction for found in slow if found.layer == layer.layer),
+                top_op_share=top_op_ms / ops_ms if ops_ms > 0.0 else None,
+                slow=tuple(one.direction for one in slow if one.layer == layer.layer),
             )
         )
-    return tuple(steps)
+    return tuple(found)
 
 
 def backward_forward_ratio(
     profile: Profile, phases: PhasesOfStep, summaries: tuple[LayerSummary, ...]
 ) -> tuple[float | None, Note | None]:
     """Return all backward over all forward time, of the layers or else of the phases, and a note on it."""
-    both = [layer for layer in profile.layers if layer.fwd_total_ms and layer.bwd_total_ms is not None]
-    forward = add_up(layer.fwd_total_ms or 0.0 for layer in both)
-    backward = add_up(layer.bwd_total_ms or 0.0 for layer in both)
+    both = [layer for layer in profile.layers if layer.fwd_ms and layer.bwd_ms is not None]
+    forward = add_up(layer.fwd_ms or 0.0 for layer in both)
+    backward = add_up(layer.bwd_ms or 0.0 for layer in both)
     if forward > 0.0 and backward > 0.0:
         ratio, ratios = backward / forward, [layer.ratio for layer in summaries if layer.ratio]
         mean = add_up(ratios) / len(ratios) if ratios else 0.0
@@ -111,24 +109,24 @@ def backward_forward_ratio(
 def slow_layers(profile: Profile, limits: Limits) -> tuple[SlowLayer, ...]:
     """Return the layers whose forward or backward stands out from the median, slowest first."""
     found = _outliers(profile, "forward", limits) + _outliers(profile, "backward", limits)
-    return tuple(sorted(found, key=lambda slow: slow.median_ms - slow.total_ms))
+    return tuple(sorted(found, key=lambda slow: slow.median_ms - slow.ms))
 
 
 def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[SlowLayer]:
-    totals = {
+    ms_of = {
         layer.layer: ms
         for layer in profile.layers
-        if (ms := layer.fwd_total_ms if direction == "forward" else layer.bwd_total_ms) is not None
+        if (ms := layer.fwd_ms if direction == "forward" else layer.bwd_ms) is not None
     }
-    if len(totals) < limits.outlier_least_layers:
+    if len(ms_of) < limits.outlier_least_layers:
         return []
-    middle, spread = median_and_spread(totals.values())
+    middle, spread = median_and_spread(ms_of.values())
     if not middle > 0.0:  # most layers do nothing, as frozen ones do backward: the others are not slow
         return []
     bound = max(middle + limits.outlier_score * spread, middle * limits.outlier_ratio)
     return [
-        SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)
-        for layer, ms in totals.items()
+        SlowLayer(layer=layer, direction=direction, ms=ms, median_ms=middle)
+        for layer, ms in ms_of.items()
         if ms > bound and is_always_slow(profile, layer, direction, limits)
     ]
 
@@ -143,7 +141,7 @@ def is_always_slow(profile: Profile, number: int, direction: Direction, limits: 
     if name is not None and _SINGLE_PRODUCT.match(name):
         return False
     # What calls other operations than most layers do is another kind of layer, not a slow one.
-    names = {layer.layer: set(layer.ops_total_ms) for layer in profile.layers}
+    names = {layer.layer: set(layer.ops) for layer in profile.layers}
     shared = [
         len(own & names[number]) / max(1, len(own | names[number]))
         for other, own in names.items()
@@ -174,41 +172,29 @@ def modules_of_step(profile: Profile, times: RunTimes) -> tuple[ModuleStep, ...]
     found: list[ModuleStep] = []
     places: dict[int, int] = {}
     for place, module in enumerate(profile.modules if times.steps else ()):
-        total = module.fwd_total_ms + module.bwd_total_ms + module.recompute_total_ms
-        share, is_kept = times.share(total), module.parent is None or module.parent in places
+        share = times.share(module.fwd_ms + module.bwd_ms + module.recompute_ms)
+        is_kept = module.parent is None or module.parent in places
         if share is None or share < LEAST_MODULE_SHARE or not is_kept:
             continue
-        longest = sorted(module.ops_total_ms.items(), key=lambda item: (-item[1], item[0]))
         places[place] = len(found)
-        kept = [
-            name
-            for name, total_ms in longest[:MODULE_OPS_KEPT]
-            if (times.share(total_ms) or 0.0) >= LEAST_MODULE_SHARE
-        ]
+        ops = _longest(module.ops, MODULE_OPS_KEPT, times)
+        kernels = {name: _longest(module.kernels.get(name, {}), MODULE_KERNELS_KEPT, times) for name in ops}
         found.append(
-            ModuleStep(
-                name=module.name,
+            structs.replace(
+                module,
                 parent=None if module.parent is None else places[module.parent],
-                fwd_ms=times.per_step(module.fwd_total_ms) or 0.0,
-                bwd_ms=times.per_step(module.bwd_total_ms) or 0.0,
-                recompute_ms=times.per_step(module.recompute_total_ms) or 0.0,
+                fwd_ms=module.fwd_ms * times.scale,
+                bwd_ms=module.bwd_ms * times.scale,
+                recompute_ms=module.recompute_ms * times.scale,
                 share=share,
-                memory_bytes=module.held_bytes,
-                ops={name: times.per_step(module.ops_total_ms[name]) or 0.0 for name in kept},
-                kernels={
-                    name: longest_kernels
-                    for name in kept
-                    if (longest_kernels := _longest_kernels(module.kernels_total_ms.get(name, {}), times))
-                },
+                ops=ops,
+                kernels={name: longest for name, longest in kernels.items() if longest},
             )
         )
     return tuple(found)
 
 
-def _longest_kernels(total_ms: dict[str, float], times: RunTimes) -> dict[str, float]:
-    longest = sorted(total_ms.items(), key=lambda item: (-item[1], item[0]))[:MODULE_KERNELS_KEPT]
-    return {
-        name: ms
-        for name, total in longest
-        if (ms := times.per_step(total)) and (times.share(total) or 0.0) >= LEAST_MODULE_SHARE
-    }
+def _longest(parts_ms: dict[str, float], most: int, times: RunTimes) -> dict[str, float]:
+    """Return the longest parts that are worth a mark, with their time in the typical step."""
+    longest = sorted(parts_ms.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return {name: ms * times.scale for name, ms in longest if (times.share(ms) or 0.0) >= LEAST_MODULE_SHARE}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.hardware.catalogue import cache_bytes
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.setup import CPU_KEY, Target
-from stepgrade.model import Note, OpTime, Profile
-from stepgrade.model.profile import PRODUCTS, ShapeTime
-from stepgrade.model.scorecard import KernelRow, Operation, ShapeRow
+from stepgrade.model import Note, Profile
+from stepgrade.model.operations import PRODUCTS, Operation, ShapeRow
 from stepgrade.naming.roles import class_of
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 
@@ -19,79 +19,64 @@ from stepgrade.scoring.step_times import RunTimes, kept_of_part
 MOST = 1.05
 _ROOFS = ("compute", "memory")
 _Peaks = tuple[float | None, float | None]  # FLOPs and bytes a second
-RankedOperation = tuple[str, float, float]  # name, total ms, percent of all operations
 
 
-def total_by_operation(profile: Profile) -> dict[str, float]:
-    """Return milliseconds over all profiled steps by operation.
+def ms_by_operation(profile: Profile) -> dict[str, float]:
+    """Return the milliseconds of each operation in the mean step.
 
     An operation listed both in the layers and for the whole model is one and the same:
     the larger figure is the whole.
     """
-    totals: dict[str, float] = {}
+    found: dict[str, float] = {}
     for layer in profile.layers:
-        for name, ms in layer.ops_total_ms.items():
-            totals[name] = totals.get(name, 0.0) + ms
+        for name, ms in layer.ops.items():
+            found[name] = found.get(name, 0.0) + ms
     for op in profile.operations:
-        totals[op.name] = max(op.total_ms, totals.get(op.name, 0.0))
-    return totals
+        found[op.name] = max(op.ms or 0.0, found.get(op.name, 0.0))
+    return found
+
+
+def hotspots(profile: Profile) -> tuple[tuple[str, float, float], ...]:
+    """Return the longest operations as contract v1 lists them: name, total over all steps, percent of all."""
+    return tuple(
+        rank_operations({name: profile.total(ms) for name, ms in ms_by_operation(profile).items()})[
+            :HOTSPOTS_SHOWN
+        ]
+    )
 
 
 def operations_of_step(
-    ranked: Sequence[RankedOperation], profile: Profile, times: RunTimes, figures: Figures, dtype: str
+    profile: Profile, times: RunTimes, figures: Figures, dtype: str
 ) -> tuple[Operation, ...]:
-    """Return every operation of the typical step, longest first, each beside its own roof.
-
-    `ranked` has totals over all steps, as contract v1 ranks them.
-    """
+    """Return every operation of the typical step, longest first, each beside its own roof."""
     listed = {op.name: op for op in profile.operations}
     found = []
-    for place, (name, total_ms, _) in enumerate(ranked):
-        op = listed.get(name) or OpTime(name=name, total_ms=total_ms)
+    for place, (name, ms, _) in enumerate(rank_operations(ms_by_operation(profile))):
+        op = listed.get(name) or Operation(name=name, ms=ms)
         kind = op.kind or class_of(name).label
         if not times.steps:
             found.append(Operation(name=name, kind=kind))
             continue
-        share = times.share(total_ms)
-        calls, flops, moved = (
-            None if total is None else total / times.steps for total in (op.calls, op.flops, op.bytes)
-        )
-        of_op, peaks = op.rows, _peaks_of(op, profile, figures, dtype)
-        rows = [_shape_row(kind, row, times, peaks, figures) for row in of_op]
+        share, peaks = times.share(ms), _peaks_of(op, profile, figures, dtype)
+        rows = [_under_roof(kind, row, peaks, figures) for row in op.rows]
         roof, reached = _roof_of_rows(rows)
         # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
         found.append(
-            Operation(
-                name=name,
+            structs.replace(
+                op,
                 kind=kind,
-                ms=times.per_step(total_ms),
+                ms=times.typical(ms),
                 share=share,
-                calls=calls,
-                flops=flops,
-                bytes=moved,
-                known_share=op.known_share,
-                mean_ms=total_ms / times.steps / calls if calls else None,
-                flops_per_s=_rate([(row.flops, row.total_ms) for row in of_op]),
-                bytes_per_s=_rate([(row.bytes, row.total_ms) for row in of_op]),
+                mean_ms=ms / op.calls if op.calls else None,
+                flops_per_s=_rate([(row.flops, row.ms) for row in rows]),
+                bytes_per_s=_rate([(row.bytes, row.ms) for row in rows]),
                 roof=roof,
                 roof_share=reached,
-                longest=op.longest,
-                where=op.where,
-                module=op.module,
                 samples_ms=kept_of_part(op.samples_ms, share, place),
-                shapes=tuple(rows) if op.shapes else (),
-                kernels=tuple(
-                    KernelRow(
-                        name=kernel.name,
-                        ms=times.per_step(kernel.total_ms),
-                        calls=kernel.calls / times.steps,
-                        occupancy=kernel.occupancy,
-                        blocks_per_sm=kernel.blocks_per_sm,
-                        registers=kernel.registers,
-                        tensor_cores=kernel.tensor_cores,
-                    )
-                    for kernel in op.kernels
-                ),
+                shapes=tuple(structs.replace(row, ms=row.ms * times.scale) for row in rows)
+                if op.shapes
+                else (),
+                kernels=tuple(structs.replace(kernel, ms=kernel.ms * times.scale) for kernel in op.kernels),
             )
         )
     return tuple(found)
@@ -105,32 +90,18 @@ def counted_share(operations: Sequence[Operation]) -> float | None:
     return known_ms / whole_ms if whole_ms and any(op.known_share is not None for op in computing) else None
 
 
-def _shape_row(kind: str, row: ShapeTime, times: RunTimes, peaks: _Peaks, figures: Figures) -> ShapeRow:
+def _under_roof(kind: str, row: ShapeRow, peaks: _Peaks, figures: Figures) -> ShapeRow:
     roof, reached = _roof_of(kind, row, peaks, figures)
-    steps = times.steps or 1
     if reached and reached > MOST and (row.at_most or _is_measured(figures)):
         roof = reached = None  # a bound; from a cache, which has no roof here; or measured too low
-    return ShapeRow(
-        shape=row.shape,
-        ms=times.per_step(row.total_ms),
-        calls=row.calls / steps,
-        flops=None if row.flops is None else row.flops / steps,
-        bytes=None if row.bytes is None else row.bytes / steps,
-        at_most=row.at_most,
-        flops_least=None if row.flops_least is None else row.flops_least / steps,
-        flops_most=None if row.flops_most is None else row.flops_most / steps,
-        roof=roof,
-        roof_share=1.0 if reached and 1.0 < reached <= MOST else reached,
-    )
+    return structs.replace(row, roof=roof, roof_share=1.0 if reached and 1.0 < reached <= MOST else reached)
 
 
 def _roof_of_rows(rows: Sequence[ShapeRow]) -> tuple[str | None, float | None]:
     """Return the roof that most of the rows' time would be under, and the share of their roofs they reach."""
     known = [row for row in rows if row.roof_share is not None and row.ms]
-    least = {
-        roof: sum((r.roof_share or 0.0) * (r.ms or 0.0) for r in known if r.roof == roof) for roof in _ROOFS
-    }
-    whole_ms = sum(row.ms or 0.0 for row in known)
+    least = {roof: sum((r.roof_share or 0.0) * r.ms for r in known if r.roof == roof) for roof in _ROOFS}
+    whole_ms = sum(row.ms for row in known)
     if not whole_ms:
         return next((row.roof for row in rows if row.roof), None), None
     return max(_ROOFS, key=lambda roof: least[roof]), sum(least.values()) / whole_ms
@@ -174,19 +145,18 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     text = f"the sizes of {names} give more work than the device can do in their time: not counted"
     products = {op.name for op in listed if op.kind in PRODUCTS}
     lost = [row for name, row in wrong if name in products and row.flops]
-    whole_ms = sum(op.total_ms for op in listed if op.name in products)
+    whole_ms = sum(op.ms or 0.0 for op in listed if op.name in products)
     share = profile.matmul_known_share
     return structs.replace(
         profile,
         operations=tuple(_without(op, {row for name, row in wrong if name == op.name}) for op in listed),
         matmul_flops=max(0.0, (profile.matmul_flops or 0.0) - sum(row.flops or 0.0 for row in lost)) or None,
-        matmul_known_share=share
-        and max(0.0, share - sum(row.total_ms for row in lost) / max(whole_ms, 1e-9)),
+        matmul_known_share=share and max(0.0, share - sum(row.ms for row in lost) / max(whole_ms, 1e-9)),
         notes=(*profile.notes, Note("count_above_roof", text)),
     )
 
 
-def _without(op: OpTime, wrong: set[ShapeTime]) -> OpTime:
+def _without(op: Operation, wrong: set[ShapeRow]) -> Operation:
     """Return the operation without the FLOPs and bytes of these rows."""
     if not wrong:
         return op
@@ -194,7 +164,7 @@ def _without(op: OpTime, wrong: set[ShapeTime]) -> OpTime:
     return op.with_rows(rows)
 
 
-def _peaks_of(op: OpTime, profile: Profile, figures: Figures, dtype: str) -> _Peaks:
+def _peaks_of(op: Operation, profile: Profile, figures: Figures, dtype: str) -> _Peaks:
     """Return the FLOPs and bytes a second that the hardware allows an operation; None where not known.
 
     An operation is compared with the peak of its own precision where that was recorded.
@@ -206,24 +176,24 @@ def _peaks_of(op: OpTime, profile: Profile, figures: Figures, dtype: str) -> _Pe
     return flops_s, next((rate.per_s for rate in figures.bandwidth()), None)
 
 
-def _roof_of(kind: str, row: ShapeTime, peaks: _Peaks, figures: Figures) -> tuple[str | None, float | None]:
+def _roof_of(kind: str, row: ShapeRow, peaks: _Peaks, figures: Figures) -> tuple[str | None, float | None]:
     """Return which roof of calls of an operation is lower, and the share of it that was reached.
 
     Both are None if not known. Of one rate alone a roof is known only where that one is what usually limits
     such operations.
     """
     flops_s, bytes_s = peaks
-    if (flops_s if kind in PRODUCTS else bytes_s) is None or row.total_ms <= 0.0:
+    if (flops_s if kind in PRODUCTS else bytes_s) is None or row.ms <= 0.0:
         return None, None
     if not (row.flops if kind in PRODUCTS else row.bytes):
         return None, None  # where types were not recorded, as by NVTX, bytes are not known
     compute = row.flops / flops_s * 1000.0 if row.flops and flops_s else 0.0
     memory = row.bytes / bytes_s * 1000.0 if row.bytes and bytes_s else 0.0
     if compute >= memory:
-        return "compute", compute / row.total_ms
-    if memory > row.total_ms and bytes_s:
+        return "compute", compute / row.ms
+    if memory > row.ms and bytes_s:
         # What a call reads may still be in the cache, and what it writes may stay there.
         cached = 2.0 * cache_bytes(figures.device) * (row.calls or 1.0)
-        if ((row.bytes or 0.0) - cached) / bytes_s * 1000.0 <= row.total_ms and compute <= row.total_ms:
+        if ((row.bytes or 0.0) - cached) / bytes_s * 1000.0 <= row.ms and compute <= row.ms:
             return "memory", None
-    return "memory", memory / row.total_ms
+    return "memory", memory / row.ms

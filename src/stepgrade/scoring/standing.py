@@ -9,7 +9,8 @@ from msgspec import Struct
 from stepgrade.hardware.ceilings import lowest
 from stepgrade.model import Ledger
 from stepgrade.model.ceiling import Ceiling
-from stepgrade.model.scorecard import Operation, RankRow, Scorecard
+from stepgrade.model.operations import Operation
+from stepgrade.model.scorecard import RankRow, Scorecard
 
 
 class Standing(Struct, frozen=True, kw_only=True):

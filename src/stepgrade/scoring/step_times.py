@@ -6,10 +6,11 @@ stand out are outliers, unless they are more than a tenth of the steps, for then
 
 A trace is filtered twice. `trace/windows` first drops the steps that are not of one kind with the others
 (more than 20 % away, flushes, empty ones): what is left are the profiled steps of a Profile, and all its
-totals are over them. The rule above then looks at their durations alone, as at those of any other source.
+figures are means over them. The rule above then looks at their durations alone, as at those of any other
+source.
 
 One step time goes into everything that is said of one step. A share is always one of the time of all
-profiled steps, a ratio of totals. Milliseconds of one step are that share of the typical step, so that
+profiled steps. Milliseconds of one step are that share of the typical step, so that
 parts never add up to more than the step does. Durations of single calls, and rates made from them, do not
 depend on the step and are means over all calls.
 """
@@ -73,7 +74,7 @@ class RunTimes(Struct, frozen=True, kw_only=True):
 
     typical_ms: float | None  # the median of the steady steps; the mean where a source has only that
     mean_ms: float | None  # of all profiled steps
-    steps: int | None = None  # the profiled ones, which totals are over
+    steps: int | None = None  # the profiled ones
     steady: StepTimes | None = None  # None: the source has no times of single steps
 
     @property
@@ -82,13 +83,13 @@ class RunTimes(Struct, frozen=True, kw_only=True):
         ratio = self.typical_ms / self.mean_ms if self.typical_ms and self.mean_ms else 1.0
         return ratio if math.isfinite(ratio) else 1.0  # a mean beyond all measure is no mean of these steps
 
-    def share(self, total_ms: float) -> float | None:
-        """Return a total over all profiled steps as a share of their time; None if that is not known."""
-        return total_ms / self.steps / self.mean_ms if self.steps and self.mean_ms else None
+    def share(self, ms: float) -> float | None:
+        """Return a part of the mean step as a share of it; None if either is not known."""
+        return ms / self.mean_ms if self.steps and self.mean_ms else None
 
-    def per_step(self, total_ms: float) -> float | None:
-        """Return the milliseconds of a typical step in a total over all; None without a number of steps."""
-        return total_ms / self.steps * self.scale if self.steps else None
+    def typical(self, ms: float) -> float | None:
+        """Return what a part of the mean step takes in the typical one; None without a number of steps."""
+        return ms * self.scale if self.steps else None
 
 
 def times_of(profile: Profile) -> RunTimes:

@@ -123,7 +123,7 @@ def _costs_seen(profile: Profile, setup: Setup, costs: Costs, said: TokenCost | 
     flops, tokens = profile.matmul_flops, profile.tokens_per_step
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs
-    per_token = flops / profile.steps / tokens * profile.counted_ranks
+    per_token = flops / tokens * profile.counted_ranks
     count = f"{show_si(per_token, 'FLOP')} per token (matrix products as recorded)"
     return msgspec.structs.replace(costs, flops=per_token, flops_count=count)
 

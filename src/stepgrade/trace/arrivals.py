@@ -190,7 +190,12 @@ def _kind_on_host(name: str) -> str:
 
 
 def collective_row(
-    call: CollectiveCall, steps: int, calls: int, total_ns: int, **times_ms: float
+    call: CollectiveCall,
+    steps: int,
+    calls: int,
+    total_ns: int,
+    wait_ms: float | None = None,
+    moving_ms: float | None = None,
 ) -> CollectiveRow:
     """Return the calls of a collective in `steps` steps, and the time they took a rank, per step."""
     return CollectiveRow(
@@ -201,7 +206,8 @@ def collective_row(
         bytes=None if call.bytes == NONE else float(call.bytes),
         calls=calls / steps,
         ms=total_ns / steps / NS_PER_MS,
-        **times_ms,
+        wait_ms=wait_ms,
+        moving_ms=moving_ms,
     )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from stepgrade.model.activity import CounterMean, KernelUse, QueueDepth
 from stepgrade.model.columns import distinct, groups, sums
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Longs, TraceDevice
-from stepgrade.model.profile import KernelTime
+from stepgrade.model.operations import KernelRow
 from stepgrade.naming.tensor_cores import uses_tensor_cores
 from stepgrade.naming.work_class import MATMULS, WorkClass
 from stepgrade.trace import intervals as iv
@@ -58,7 +58,7 @@ class _Launches:
         return np.broadcast_to(np.int32(NONE), len(work)) if self._way is None else self._way[work]
 
 
-def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int, tuple[KernelTime, ...]]:
+def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int, tuple[KernelRow, ...]]:
     """Return the longest kernels of these pieces under each label."""
     if timeline.driver is not Driver.DEVICE or not len(rows):
         return {}
@@ -78,7 +78,7 @@ def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int,
         weight = np.bincount(which, dur * known, len(values))
         amount = np.bincount(which, dur * np.where(known, column, 0.0), len(values))
         means.append(np.where(weight > 0, amount / np.maximum(weight, 1.0), np.nan))
-    found: dict[int, list[KernelTime]] = {}
+    found: dict[int, list[KernelRow]] = {}
     for place in np.argsort(-total, kind="stable").tolist():
         label, kernel = divmod(int(values[place]), width)
         alike = found.setdefault(label, [])
@@ -86,9 +86,9 @@ def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int,
             occupancy, blocks, registers = (_known(mean[place]) for mean in means)
             is_product = WorkClass(int(classes[place])) in MATMULS
             alike.append(
-                KernelTime(
+                KernelRow(
                     name=trace.strings[kernel],
-                    total_ms=float(total[place]) / NS_PER_MS,
+                    ms=float(total[place]) / NS_PER_MS,
                     calls=float(counts[place]),
                     occupancy=occupancy,
                     blocks_per_sm=blocks,

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
+from stepgrade.model.layers import LayerStep
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import LayerTime
 from stepgrade.naming.torch_names import (
     BACKWARD,
     BACKWARD_RANGE,
@@ -79,7 +79,7 @@ class Layers(NamedTuple):
     """All layers of the steady steps; without any, the note says what to record."""
 
     basis: LayerBasis | None
-    times: tuple[LayerTime, ...]
+    times: tuple[LayerStep, ...]
     recompute_ns: int  # forward work done again, in layers and outside
     note: Note | None
     again: Mask  # of the pieces: forward work that is done again
@@ -133,7 +133,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         if found is None:
             return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)), again)
         blocks, block = found, blocks_of_rows(timeline, found, pieces.row, in_backward)
-    scale = 1 / NS_PER_MS
+    scale, steps = 1 / NS_PER_MS, max(1, int(timeline.windows.steady.sum()))
     forward_ns, backward_ns, again_ns = (
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
@@ -169,15 +169,15 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         index, label = divmod(pair, len(labels))
         ops.setdefault(index, {})[labels[label]] = int(ns)
     times = tuple(
-        LayerTime(
+        LayerStep(
             layer=index,
             name=name,
-            fwd_total_ms=forward_ns[index] * scale,
-            bwd_total_ms=backward_ns[index] * scale,
-            recompute_total_ms=again_ns[index] * scale,
+            fwd_ms=forward_ns[index] * scale / steps,
+            bwd_ms=backward_ns[index] * scale / steps,
+            recompute_ms=again_ns[index] * scale / steps,
             fwd_samples_ms=tuple(samples[0][index].tolist()),
             bwd_samples_ms=tuple(samples[1][index].tolist()),
-            ops_total_ms={op: ns * scale for op, ns in ops.get(index, {}).items()},
+            ops={op: ns * scale / steps for op, ns in ops.get(index, {}).items()},
         )
         for index, name in enumerate(blocks.names)
     )

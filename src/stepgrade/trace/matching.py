@@ -471,9 +471,7 @@ class _Sums:
         """Return the collectives of a step, longest first."""
         steps_ms = self._steps * NS_PER_MS
         found = [
-            collective_row(
-                call, self._steps, calls, total, wait_ms=wait / steps_ms, moving_ms=moving / steps_ms
-            )
+            collective_row(call, self._steps, calls, total, wait / steps_ms, moving / steps_ms)
             for call, (calls, total, wait, moving) in ((c, s.tolist()) for c, s in self._of_kinds.items())
         ]
         return tuple(sorted(found, key=lambda one: (-one.ms, one.name, one.bytes or 0.0)))

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from stepgrade.model.activity import Activity
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import LayerTime, ModuleTime, OpTime, PhaseTime, Profile, Span, WorkKind
+from stepgrade.model.operations import Operation, Span
+from stepgrade.model.profile import PhaseTime, Profile, WorkKind
 from stepgrade.trace.operation_columns import MeanOperations, PackedOperations
 
 _OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
@@ -32,7 +34,6 @@ _MEANS = ("communication_ms", "scalar_read_ms", "dropout_ms", "recompute_ms", "s
 _FIRST_KNOWN = ("loader", "loop", "skipped_part", "lines", "sequence")
 _MOST_RANKS_NAMED = 4  # of those that a note is of
 Figures = TypeVar("Figures", bound=Struct)
-Part = TypeVar("Part", LayerTime, ModuleTime)
 
 
 class MeanRank:
@@ -49,8 +50,8 @@ class MeanRank:
         self._flops: list[float] | None = []
         self._launches = array("d")
         self._contents: dict[str, dict[str, None]] = {}
-        self.layers: tuple[LayerTime, ...] = ()
-        self.modules: tuple[ModuleTime, ...] = ()
+        self.layers: tuple[LayerStep, ...] = ()
+        self.modules: tuple[ModuleStep, ...] = ()
         self.memory: Memory | None = None
         self.matmul_known_share: float | None = None
         self.works: set[WorkKind] = set()
@@ -71,25 +72,13 @@ class MeanRank:
             self._add_samples(profile.phases, profile.steps or 0)
         self._operations.add(
             operations or PackedOperations.of(profile.operations),
-            self._steps / (profile.steps or 1) / self._count,
+            1 / self._count,
             1 / self._count if len(self._counts_of_steps) == 1 else None,
             self._places[profile.source.files[0]],
         )
         self._add_sums(profile)
-        if profile.layers and not self.layers:
-            self.layers = scaled(profile.layers, self._steps / (profile.steps or 1))
-        if profile.modules and not self.modules:
-            scale = self._steps / (profile.steps or 1)
-            self.modules = tuple(
-                structs.replace(
-                    module,
-                    kernels_total_ms={
-                        op: {name: ms * scale for name, ms in kernels.items()}
-                        for op, kernels in module.kernels_total_ms.items()
-                    },
-                )
-                for module in scaled(profile.modules, scale)
-            )
+        self.layers = self.layers or profile.layers
+        self.modules = self.modules or profile.modules
         if profile.activity:
             self._activity.add(profile.activity)
         self.works.add(profile.work)
@@ -105,7 +94,7 @@ class MeanRank:
         if profile.matmul_flops is None:
             self._flops = None
         elif self._flops is not None:
-            self._flops.append(profile.matmul_flops / (profile.steps or 1))
+            self._flops.append(profile.matmul_flops)
         shares = [s for s in (self.matmul_known_share, profile.matmul_known_share) if s is not None]
         self.matmul_known_share = min(shares, default=None)
         self._launches.append(profile.launches_per_step or 0.0)
@@ -141,7 +130,7 @@ class MeanRank:
         )
 
     @property
-    def operations(self) -> tuple[OpTime, ...]:
+    def operations(self) -> tuple[Operation, ...]:
         """Return the operations, the longest first."""
         steps = next(iter(self._counts_of_steps)) if len(self._counts_of_steps) == 1 else None
         return self._operations.result(steps)
@@ -158,8 +147,8 @@ class MeanRank:
 
     @property
     def matmul_flops(self) -> float | None:
-        """Return the work of all steps; None when a rank does not know its part."""
-        return None if self._flops is None else fsum(self._flops) / self._count * self._steps
+        """Return the work of a step; None when a rank does not know its part."""
+        return None if self._flops is None else fsum(self._flops) / self._count
 
     def contents(self, numbers: Iterable[int]) -> dict[str, str]:
         """Return what the sources contain: each text once, and which ranks they are."""
@@ -191,20 +180,6 @@ def show_numbers(numbers: Iterable[int]) -> str:
 def in_file(span: Span | None, profile: Profile, places: dict[str, int]) -> Span | None:
     """Return the span of one rank with the place that its file has in the run."""
     return structs.replace(span, file=places[profile.source.files[0]]) if span else None
-
-
-def scaled(parts: Sequence[Part], scale: float) -> tuple[Part, ...]:
-    """Return layers or modules with their totals for another number of steps."""
-    return tuple(
-        structs.replace(
-            layer,
-            fwd_total_ms=(layer.fwd_total_ms or 0.0) * scale,
-            bwd_total_ms=(layer.bwd_total_ms or 0.0) * scale,
-            recompute_total_ms=(layer.recompute_total_ms or 0.0) * scale,
-            ops_total_ms={name: ms * scale for name, ms in layer.ops_total_ms.items()},
-        )
-        for layer in parts
-    )
 
 
 class NotesOnce:

@@ -16,11 +16,11 @@ from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from stepgrade.decoding import from_msgpack
-from stepgrade.model.profile import KernelTime, OpTime, ShapeTime, Span
+from stepgrade.model.operations import KernelRow, Operation, ShapeRow, Span
 from stepgrade.trace.shapes import MOST_SHAPES, add_shapes
 
 FAST = 1  # the level of zlib: a higher one takes three times as long for a tenth less
-_FIGURES = ("total_ms", "calls", "flops", "bytes", "known_share")
+_FIGURES = ("ms", "calls", "flops", "bytes", "known_share")
 _ROW_FIGURES = (*_FIGURES[:4], "flops_least", "flops_most")
 # Ranks may have shapes of their own, as experts do: beyond so many of one operation they are one row.
 _MOST_ROWS = 8 * MOST_SHAPES
@@ -35,8 +35,8 @@ def pack(part: object) -> bytes:
 class NamedOperation(Struct, frozen=True, kw_only=True):
     """An operation without figures: those that are known are 0."""
 
-    operation: OpTime
-    rows: tuple[ShapeTime, ...]
+    operation: Operation
+    rows: tuple[ShapeRow, ...]
     has_shapes: bool
 
 
@@ -50,7 +50,7 @@ class PackedOperations(Struct, frozen=True, kw_only=True):
     kernels: bytes
 
     @classmethod
-    def of(cls, operations: Sequence[OpTime]) -> PackedOperations:
+    def of(cls, operations: Sequence[Operation]) -> PackedOperations:
         """Return the operations packed."""
         ordered = sorted(range(len(operations)), key=lambda place: operations[place].name)
         names, figures, longest, order = list[NamedOperation](), list[float](), list[int](), list[int]()
@@ -88,7 +88,7 @@ class PackedOperations(Struct, frozen=True, kw_only=True):
             kernels=pack([operations[place].kernels for place in ordered]),
         )
 
-    def unpacked(self) -> tuple[OpTime, ...]:
+    def unpacked(self) -> tuple[Operation, ...]:
         """Return the operations as they were packed."""
         figures = iter(np.frombuffer(zlib.decompress(self.figures), "<f8").tolist())
         longest = iter(np.frombuffer(zlib.decompress(self.longest), "<i8").tolist())
@@ -124,9 +124,9 @@ class PackedOperations(Struct, frozen=True, kw_only=True):
         """Return the operations without their figures, by name."""
         return from_msgpack(zlib.decompress(self.names), list[NamedOperation])
 
-    def kernels_of_each(self) -> list[tuple[KernelTime, ...]]:
+    def kernels_of_each(self) -> list[tuple[KernelRow, ...]]:
         """Return the kernels of each operation, by its name."""
-        return from_msgpack(zlib.decompress(self.kernels), list[tuple[KernelTime, ...]])
+        return from_msgpack(zlib.decompress(self.kernels), list[tuple[KernelRow, ...]])
 
 
 def _inverse(places: Sequence[int]) -> list[int]:
@@ -169,8 +169,8 @@ class MeanOperations:
     """The operations of the mean rank; what has no figures is as the first rank has it that does it."""
 
     def __init__(self) -> None:
-        self._operations: dict[str, OpTime] = {}  # without figures, with kernels
-        self._rows: dict[str, dict[_RowKey, ShapeTime]] = {}
+        self._operations: dict[str, Operation] = {}  # without figures, with kernels
+        self._rows: dict[str, dict[_RowKey, ShapeRow]] = {}
         self._plans: dict[bytes, _Plan] = {}
         self._slots: dict[tuple[object, ...], int] = {}
         self._places: dict[str, int] = {}
@@ -200,7 +200,7 @@ class MeanOperations:
     def _plan(self, packed: PackedOperations) -> _Plan:
         """Find a place for every figure, and keep what is not known yet of the operations."""
         sums, samples, longest = list[tuple[int, int]](), list[tuple[int, int]](), list[int]()
-        kernels: list[tuple[KernelTime, ...]] | None = None
+        kernels: list[tuple[KernelRow, ...]] | None = None
         at = 0
 
         def take(slots: dict[Any, int], key: object, taken: list[tuple[int, int]]) -> None:
@@ -214,7 +214,7 @@ class MeanOperations:
                 kernels = kernels or packed.kernels_of_each()
                 self._operations[op.name] = structs.replace(op, kernels=kernels[place])
                 self._places[op.name] = len(self._places)
-            take(self._slots, (op.name, "total_ms"), sums)
+            take(self._slots, (op.name, "ms"), sums)
             if op.calls is not None:
                 take(self._slots, (op.name, "calls"), sums)
             at += sum(getattr(op, name) is not None for name in _FIGURES[2:])  # which its rows tell
@@ -232,7 +232,7 @@ class MeanOperations:
         )
         return _Plan(to_sums, of_sums, to_samples, of_samples, np.array(longest, np.intp))
 
-    def _row(self, name: str, row: ShapeTime) -> _RowKey:
+    def _row(self, name: str, row: ShapeRow) -> _RowKey:
         """Return the row of an operation that this one is added to."""
         rows = self._rows.setdefault(name, {})
         key = row.shape, row.flops is not None, row.bytes is not None
@@ -244,7 +244,7 @@ class MeanOperations:
             rows[key] = row
         return key
 
-    def result(self, steps: int | None) -> tuple[OpTime, ...]:
+    def result(self, steps: int | None) -> tuple[Operation, ...]:
         """Return the operations, the longest first; with `steps`, their time in each of so many."""
         sums = self._sums.upto(len(self._slots)).tolist()
         samples = self._samples.upto(len(self._sample_slots)).tolist()
@@ -266,10 +266,10 @@ class MeanOperations:
             in_steps = [self._sample_slots.get((name, step)) for step in range(steps or 0)]
             whole = structs.replace(
                 op,
-                total_ms=sums[self._slots[name, "total_ms"]],
+                ms=sums[self._slots[name, "ms"]],
                 calls=sums[self._slots[name, "calls"]] if (name, "calls") in self._slots else 0.0,
                 samples_ms=tuple(samples[slot] for slot in in_steps if slot is not None),
                 longest=Span(file=file, start_ns=start, dur_ns=dur - 1) if dur else None,
             )
             found.append(whole.with_rows(add_shapes([rows])))
-        return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
+        return tuple(sorted(found, key=lambda op: (-(op.ms or 0.0), op.name)))

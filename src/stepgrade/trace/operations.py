@@ -10,7 +10,7 @@ from msgspec import structs
 from stepgrade.model.activity import PartTime
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, Ids, Kinds
-from stepgrade.model.profile import OpTime, Span
+from stepgrade.model.operations import Operation, Span
 from stepgrade.naming.roles import role_of
 from stepgrade.naming.torch_names import BACKWARD, classes_of, matching
 from stepgrade.naming.work_class import MATMULS, WorkClass, classify
@@ -34,16 +34,16 @@ _PLAIN = ("aten::", "autograd::", "torch::", "c10d::", "profiler::", "detach")
 
 
 class Operations(NamedTuple):
-    """The operations of the steady steps, and what is known of their arithmetic together."""
+    """The operations of a steady step, and what is known of their arithmetic together."""
 
-    times: tuple[OpTime, ...]
+    longest_first: tuple[Operation, ...]
     # Of matmuls, convolutions and attention whose sizes are known; None if none is.
     matmul_flops: float | None
     known_share: float | None  # of the time in operations that do arithmetic, how much has its FLOPs known
 
 
 def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
-    """Return the operations of the steady steps, longest first, with totals over these steps."""
+    """Return the operations of the mean steady step."""
     if timeline.driver is Driver.UNSEEN:
         return Operations((), None, None)
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
@@ -62,7 +62,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         [*np.searchsorted(column, labels).tolist(), len(column)]
         for column in (ordered, pieces.label[calls.pieces], calls.label)
     )
-    found: list[OpTime] = []
+    found: list[Operation] = []
     members: dict[str, Ids] = {}
     arithmetic_ns = known_ns = known_flops = 0
     for place, label in enumerate(labels.tolist()):
@@ -84,9 +84,9 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         if is_matmul or (work_class is WorkClass.OTHER and is_library and not is_told):
             arithmetic_ns += total_ns
         longest = pieces.longest(group)
-        op = OpTime(
+        op = Operation(
             name=name,
-            total_ms=total_ns / NS_PER_MS,
+            ms=total_ns / NS_PER_MS,
             calls=float(own.stop - own.start + unlinked),
             kind=work_class.label,
             dtype=_precision(timeline, pieces, group) if is_matmul else None,
@@ -99,16 +99,20 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         )
         found.append(op.with_rows(shapes[label]))
         members[name] = group
-    found.sort(key=lambda op: (-op.total_ms, op.name))
+    found.sort(key=lambda op: (-(op.ms or 0.0), op.name))
     # An operation has a time for each step. That thousands of them have one for each of thousands of steps
     # is no training: then only the longest do.
-    sampled = MOST_SAMPLES * len(rows) // max(1, int(timeline.windows.steady.sum()))
+    steps = max(1, int(timeline.windows.steady.sum()))
+    sampled = MOST_SAMPLES * len(rows) // steps
     for place, op in enumerate(found[:sampled]):
         group = members[op.name]
         step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
         found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
-    flops_sum = float(known_flops) if known_flops else None
-    return Operations(tuple(found), flops_sum, known_ns / arithmetic_ns if arithmetic_ns else None)
+    return Operations(
+        tuple(op.per_step(steps) for op in found),
+        known_flops / steps if known_flops else None,
+        known_ns / arithmetic_ns if arithmetic_ns else None,
+    )
 
 
 def _precision(timeline: Timeline, pieces: Pieces, group: Ids) -> str | None:

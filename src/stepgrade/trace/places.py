@@ -12,7 +12,8 @@ from msgspec import structs
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Floats, Ids, Kinds
-from stepgrade.model.profile import ModuleTime, OpTime
+from stepgrade.model.layers import ModuleStep
+from stepgrade.model.operations import Operation
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
@@ -37,10 +38,10 @@ class Place(NamedTuple):
 class CodePlaces(NamedTuple):
     """The modules of the steady steps as a tree, a parent before its children; the place of each label."""
 
-    modules: tuple[ModuleTime, ...]
+    modules: tuple[ModuleStep, ...]
     of_label: dict[str, Place]
 
-    def put_into(self, op: OpTime) -> OpTime:
+    def put_into(self, op: Operation) -> Operation:
         """Return the operation with the place that it comes from, if that is known."""
         place = self.of_label.get(op.name)
         return op if place is None else structs.replace(op, where=place.where, module=place.module)
@@ -63,11 +64,12 @@ def find_places(
     # A collective is launched from wherever the gradients happen to be ready: that is no module's work.
     is_own = pieces.work_class[rows] != WorkClass.COMMUNICATION
     node = np.where(is_own, pick(nodes.of_row, pick(module, source)), NONE).astype(np.int32)
-    modules = _add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows]))
+    steps = max(1, int(timeline.windows.steady.sum()))
+    modules = _add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows]), steps)
     held = None if located is None else _held_bytes(timeline, nodes, module, located)
     return CodePlaces(
         modules=tuple(
-            one if held is None else structs.replace(one, held_bytes=float(held[place]))
+            one if held is None else structs.replace(one, memory_bytes=float(held[place]))
             for place, one in modules
         ),
         of_label=_places_of_labels(timeline, pieces, rows, source, nodes, node),
@@ -129,9 +131,10 @@ def _directions(phase: Kinds, again: Mask) -> Kinds:
 
 
 def _add_up(
-    nodes: _Nodes, node: Ids, pieces: Pieces, rows: Ids, direction: Kinds
-) -> tuple[tuple[int, ModuleTime], ...]:
+    nodes: _Nodes, node: Ids, pieces: Pieces, rows: Ids, direction: Kinds, steps: int
+) -> tuple[tuple[int, ModuleStep], ...]:
     """Return the time of each module with all that is in it, and of what it calls itself, by its node."""
+    steps_ms = steps * NS_PER_MS
     inside = (node >= 0) & (direction < _OTHER)
     count, dur_ns, width = len(nodes.name), pieces.dur_ns[rows], len(pieces.labels)
     deep = int(pieces.kernel.max(initial=NONE)) + 2
@@ -143,10 +146,10 @@ def _add_up(
     for triple, ns in zip(triples.tolist(), times.tolist(), strict=True):
         place, label = divmod(triple // deep, width)
         name, kernel = pieces.labels[label], triple % deep - 1
-        own[place][name] = own[place].get(name, 0.0) + ns / NS_PER_MS
+        own[place][name] = own[place].get(name, 0.0) + ns / steps_ms
         if kernel >= 0:
             known = of_kernel[place].setdefault(name, {})
-            known[pieces.labels[kernel]] = ns / NS_PER_MS
+            known[pieces.labels[kernel]] = ns / steps_ms
     sums = np.bincount(
         node[inside].astype(np.int64) * _OTHER + direction[inside],
         weights=dur_ns[inside],
@@ -160,14 +163,14 @@ def _add_up(
     return tuple(
         (
             place,
-            ModuleTime(
+            ModuleStep(
                 name=nodes.name[place],
                 parent=number.get(nodes.parent[place]),
-                fwd_total_ms=float(sums[place][_FORWARD]) / NS_PER_MS,
-                bwd_total_ms=float(sums[place][_BACKWARD]) / NS_PER_MS,
-                recompute_total_ms=float(sums[place][_AGAIN]) / NS_PER_MS,
-                ops_total_ms=own[place],
-                kernels_total_ms=of_kernel[place],
+                fwd_ms=float(sums[place][_FORWARD]) / steps_ms,
+                bwd_ms=float(sums[place][_BACKWARD]) / steps_ms,
+                recompute_ms=float(sums[place][_AGAIN]) / steps_ms,
+                ops=own[place],
+                kernels=of_kernel[place],
             ),
         )
         for place in order

@@ -12,7 +12,8 @@ from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import Profile, Recorded, Source, Span
+from stepgrade.model.operations import Span
+from stepgrade.model.profile import Profile, Recorded, Source
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.arrivals import collectives_of_rank, find_arrivals
 from stepgrade.trace.compilation import find_compilation
@@ -87,7 +88,7 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         layers=layers.times,
         modules=places.modules,
         views=view_steps(timeline, pieces, phase),
-        operations=tuple(map(places.put_into, operations.times)),
+        operations=tuple(map(places.put_into, operations.longest_first)),
         typical_step=(
             Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
             if typical

@@ -12,10 +12,11 @@ from msgspec import Struct, structs
 from stepgrade.decoding import from_msgpack
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, PipelineUse, StageRow
+from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger, account_words
 from stepgrade.model.many_ranks import notes_of
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import LayerTime, ModuleTime, Profile, RankTime, Source
+from stepgrade.model.profile import Profile, RankTime, Source
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.statistics import median
 from stepgrade.trace.arrivals import Arrivals
@@ -168,8 +169,8 @@ class PackedRank(Struct, frozen=True, kw_only=True):
         )
 
 
-_LAYERS = tuple[LayerTime, ...]
-_MODULES = tuple[ModuleTime, ...]
+_LAYERS = tuple[LayerStep, ...]
+_MODULES = tuple[ModuleStep, ...]
 _VIEWS = tuple[StepView, ...]
 _NOTHING = pack(())
 

@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from stepgrade.model.layers import LayerStep
 from stepgrade.model.ledger import Ledger
-from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile
+from stepgrade.model.operations import Operation
+from stepgrade.model.profile import PhaseTime, Profile
 from stepgrade.trace.arrivals import Arrivals
 from stepgrade.trace.mean_rank import in_file, merge_activities, merge_notes
 from stepgrade.trace.quality import by_weight
@@ -16,7 +18,7 @@ from stepgrade.trace.ranks import AnyRank, RankProfile, RankStep
 from stepgrade.trace.shapes import add_shapes
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
-Part = TypeVar("Part", PhaseTime, OpTime)
+Part = TypeVar("Part", PhaseTime, Operation)
 
 
 def join_recordings(ranks: Sequence[AnyRank]) -> list[AnyRank]:
@@ -60,6 +62,7 @@ def _join(parts: Sequence[RankProfile]) -> RankProfile:
 
 def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profile:
     steps = sum(profile.steps or 0 for profile in profiles)
+    weights = [(profile.steps or 0) / max(steps, 1) for profile in profiles]
     per_step = [(profile.launches_per_step or 0.0) * (profile.steps or 0) for profile in profiles]
     flops = [profile.matmul_flops for profile in profiles]
     ledgers = [profile.ledger for profile in profiles if profile.ledger]
@@ -73,12 +76,14 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
         mean_step_ms=total_ms / steps if steps else None,
         samples_ms=tuple(ms for profile in profiles for ms in profile.samples_ms),
         phases=_join_phases(profiles, steps),
-        layers=_join_layers(profiles),
-        operations=_join_operations(profiles, files),
+        layers=_join_layers(profiles, weights),
+        operations=_join_operations(profiles, weights, files),
         typical_step=in_file(first.typical_step, first, _places(files)),
         launches_per_step=sum(per_step) / steps or None if steps else None,
         ledger=Ledger.sum(ledgers) if ledgers else None,
-        matmul_flops=sum(f or 0.0 for f in flops) if None not in flops else None,
+        matmul_flops=sum((f or 0.0) * w for f, w in zip(flops, weights, strict=True))
+        if None not in flops
+        else None,
         matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in profiles),
         activity=merge_activities([profile.activity for profile in profiles if profile.activity]),
         contents=first.contents | {"recordings": f"{len(files)} of one process"},
@@ -127,41 +132,44 @@ def _join_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ..
     return tuple(joined)
 
 
-def _join_layers(profiles: Sequence[Profile]) -> tuple[LayerTime, ...]:
-    """Return the layers with their times added up; those of the first where they differ."""
+def _join_layers(profiles: Sequence[Profile], weights: Sequence[float]) -> tuple[LayerStep, ...]:
+    """Return the layers of the mean step; those of the first recording where they differ."""
     names = [[layer.name for layer in profile.layers] for profile in profiles]
     if any(of_one != names[0] for of_one in names):
         return profiles[0].layers
     joined = []
     for alike in zip(*(profile.layers for profile in profiles), strict=True):
+        weighted = [*zip(alike, weights, strict=True)]
         ops: dict[str, float] = {}
-        for layer in alike:
-            for name, ms in layer.ops_total_ms.items():
-                ops[name] = ops.get(name, 0.0) + ms
+        for layer, weight in weighted:
+            for name, ms in layer.ops.items():
+                ops[name] = ops.get(name, 0.0) + ms * weight
         joined.append(
             structs.replace(
                 alike[0],
-                fwd_total_ms=sum(layer.fwd_total_ms or 0.0 for layer in alike),
-                bwd_total_ms=sum(layer.bwd_total_ms or 0.0 for layer in alike),
-                recompute_total_ms=sum(layer.recompute_total_ms or 0.0 for layer in alike),
-                ops_total_ms=ops,
+                fwd_ms=sum((layer.fwd_ms or 0.0) * weight for layer, weight in weighted),
+                bwd_ms=sum((layer.bwd_ms or 0.0) * weight for layer, weight in weighted),
+                recompute_ms=sum((layer.recompute_ms or 0.0) * weight for layer, weight in weighted),
+                ops=ops,
             )
         )
     return tuple(joined)
 
 
-def _join_operations(profiles: Sequence[Profile], files: tuple[str, ...]) -> tuple[OpTime, ...]:
+def _join_operations(
+    profiles: Sequence[Profile], weights: Sequence[float], files: tuple[str, ...]
+) -> tuple[Operation, ...]:
     places = _places(files)
     joined = []
     for ops in _by_name([profile.operations for profile in profiles]).values():
-        alike = [*ops.values()]
+        alike = [op.per_step(1 / weights[place]) for place, op in ops.items()]
         spans = [in_file(op.longest, profiles[place], places) for place, op in ops.items()]
         whole = structs.replace(
             alike[0],
-            total_ms=sum(op.total_ms for op in alike),
+            ms=sum(op.ms or 0.0 for op in alike),
             calls=sum(op.calls or 0.0 for op in alike),
             longest=max((span for span in spans if span), key=lambda span: span.dur_ns, default=None),
             samples_ms=_join_samples(profiles, ops),
         )
         joined.append(whole.with_rows(add_shapes([op.rows for op in alike])))
-    return tuple(sorted(joined, key=lambda op: (-op.total_ms, op.name)))
+    return tuple(sorted(joined, key=lambda op: (-(op.ms or 0.0), op.name)))

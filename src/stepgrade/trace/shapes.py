@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepgrade.model.columns import distinct, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
-from stepgrade.model.profile import ShapeTime
+from stepgrade.model.operations import ShapeRow
 from stepgrade.trace.call_costs import CallCosts
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.recorded_inputs import UNREADABLE, decode_dims
@@ -69,7 +69,7 @@ class Calls(NamedTuple):
 
 def shapes_by_label(
     trace: Trace, pieces: Pieces, rows: Ids, calls: Calls, costs: CallCosts
-) -> dict[int, tuple[ShapeTime, ...]]:
+) -> dict[int, tuple[ShapeRow, ...]]:
     """Return the calls under each label by the shape of their inputs, longest first.
 
     Pieces that no operation launched are a call each.
@@ -104,7 +104,7 @@ def shapes_by_label(
         *(np.bincount(which, column[calls.op], len(values)) for column in within),
     )
     order = np.lexsort((-total_ns, values // width))
-    found: dict[int, list[ShapeTime]] = {}
+    found: dict[int, list[ShapeRow]] = {}
     for value, count, ns, bounds, flops_sum, bytes_sum, least, most in zip(
         *(column[order].tolist() for column in columns), strict=True
     ):
@@ -113,9 +113,9 @@ def shapes_by_label(
         alike = found.setdefault(label, [])
         is_listed = len(alike) < MOST_SHAPES and number > 0
         alike.append(
-            ShapeTime(
+            ShapeRow(
                 shape=shape_text(shapes[number - 1]) if is_listed else None,
-                total_ms=ns / NS_PER_MS,
+                ms=ns / NS_PER_MS,
                 calls=float(count),
                 flops=float(int(flops_sum)) if flags & 2 else None,
                 bytes=float(int(bytes_sum)) if flags & 1 else None,
@@ -130,9 +130,9 @@ def shapes_by_label(
     firsts = [*np.searchsorted(of_alone, labels).tolist(), len(alone)]
     for label, (first, last) in zip(labels.tolist(), pairwise(firsts), strict=True):
         group = alone[first:last]
-        row = ShapeTime(
+        row = ShapeRow(
             shape=None,
-            total_ms=float(pieces.dur_ns[group].sum()) / NS_PER_MS,
+            ms=float(pieces.dur_ns[group].sum()) / NS_PER_MS,
             calls=float(len(group)),
             at_most=bool(transforms[pieces.kernel[group]].any()),
         )
@@ -164,28 +164,28 @@ def shape_text(inputs: Inputs) -> str | None:
     return text.rstrip() or None
 
 
-def add_shapes(of_parts: Iterable[Sequence[ShapeTime]]) -> tuple[ShapeTime, ...]:
+def add_shapes(of_parts: Iterable[Sequence[ShapeRow]]) -> tuple[ShapeRow, ...]:
     """Return rows with equal shapes added up, longest first; beyond the most, as one row each.
 
     What is known of some calls of a shape and not of others stays apart, so that FLOPs and bytes are those
     of the time beside them.
     """
-    alike: dict[tuple[str | None, bool, bool], ShapeTime] = {}
+    alike: dict[tuple[str | None, bool, bool], ShapeRow] = {}
     for row in (row for rows in of_parts for row in rows):
         key = (row.shape, row.flops is not None, row.bytes is not None)
         alike[key] = add_rows(alike[key], row) if key in alike else row
-    rows = sorted(alike.values(), key=lambda row: (-row.total_ms, row.shape or ""))
+    rows = sorted(alike.values(), key=lambda row: (-row.ms, row.shape or ""))
     if len(rows) > MOST_SHAPES + _KNOWN:
         rest = [structs.replace(row, shape=None) for row in rows[MOST_SHAPES:]]
         return add_shapes([[*rows[:MOST_SHAPES], *rest]])
     return tuple(rows)
 
 
-def add_rows(left: ShapeTime, right: ShapeTime) -> ShapeTime:
+def add_rows(left: ShapeRow, right: ShapeRow) -> ShapeRow:
     """Return two rows of one shape as one."""
     return structs.replace(
         left,
-        total_ms=left.total_ms + right.total_ms,
+        ms=left.ms + right.ms,
         calls=left.calls + right.calls,
         flops=_both(left.flops, right.flops),
         bytes=_both(left.bytes, right.bytes),

@@ -16,7 +16,8 @@ from stepgrade.gating.budgets import judge
 from stepgrade.gating.run import compare_with_earlier
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import GateReport
-from stepgrade.model.scorecard import Operation, Scorecard
+from stepgrade.model.operations import Operation
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import History, Selection
 
 OPERATIONS_SHOWN = 50

@@ -11,13 +11,15 @@ import msgspec
 import stepgrade as sg
 from stepgrade.config import Budget, Config, GateTable, Waiver
 from stepgrade.gating.run import gate
-from stepgrade.model import LayerTime, Ledger, Note, OpTime, Profile, Source, Span
+from stepgrade.model import LayerStep, Ledger, Note, Profile, Source, Span
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
+from stepgrade.model.layers import ModuleStep
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
-from stepgrade.model.scorecard import ModuleStep, Operation, RankRow, Scorecard, StepStats
+from stepgrade.model.operations import Operation
+from stepgrade.model.scorecard import RankRow, Scorecard, StepStats
 from stepgrade.model.step_view import Lane, LaneKind, StepView, StepWait
 from stepgrade.trace.phases import PHASES
 from tests.builders import make_ops, make_profile
@@ -215,12 +217,11 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
     evil = "".join(names[:8])
     source = Source(format="kineto", files=names, producer=evil)
     layers = tuple(
-        LayerTime(layer=place, name=name, fwd_total_ms=10.0, bwd_total_ms=20.0)
-        for place, name in enumerate(names)
+        LayerStep(layer=place, name=name, fwd_ms=1.0, bwd_ms=2.0) for place, name in enumerate(names)
     )
     ops = tuple(
-        OpTime(name=name, total_ms=50.0 - place, kind=name, calls=3.0, flops=1e9, bytes=1e6,
-               longest=Span(file=place, start_ns=5, dur_ns=7))
+        Operation(name=name, ms=50.0 - place, kind=name, calls=3.0, flops=1e9, bytes=1e6,
+                  longest=Span(file=place, start_ns=5, dur_ns=7)).per_step(10)
         for place, name in enumerate(names)
     )  # fmt: skip
     profile = make_profile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
-from stepgrade.model.scorecard import Operation
+from stepgrade.model.operations import Operation
 from stepgrade.units import show_count, show_share
 
 _GENERAL = "Use a fused attention kernel. FlashAttention is one."

@@ -20,20 +20,20 @@ def slow_layer(context: RuleContext) -> Found | None:
         return None
     slow, limits = context.slow_layers[0], context.limits
     passes = [layer for layer in context.slow_layers if layer.layer == slow.layer]
-    share = context.times.share(sum(layer.total_ms - layer.median_ms for layer in passes)) or 0.0
-    slow_ms, usual_ms = (context.times.per_step(ms) or ms for ms in (slow.total_ms, slow.median_ms))
+    share = context.times.share(sum(layer.ms - layer.median_ms for layer in passes)) or 0.0
+    slow_ms, usual_ms = (context.times.typical(ms) or ms for ms in (slow.ms, slow.median_ms))
     levels = Levels(limits.layer_info_share, limits.layer_warning_share, limits.layer_critical_share)
     others = len({layer.layer for layer in context.slow_layers}) - 1
     more = f" {others} more layer{'s stand' if others > 1 else ' stands'} out." if others else ""
     return Found(
         severity=levels.severity(share) or "info",
-        claim=f"Layer {slow.layer}'s {slow.direction} takes {show_ratio(slow.total_ms / slow.median_ms)} the "
+        claim=f"Layer {slow.layer}'s {slow.direction} takes {show_ratio(slow.ms / slow.median_ms)} the "
         f"median layer's ({show_ms(slow_ms)}, not {show_ms(usual_ms)}).{more}",
         evidence={
             "layer": float(slow.layer),
             "direction": slow.direction,
-            "total_ms": slow.total_ms,
-            "median_total_ms": slow.median_ms,
+            "total_ms": context.profile.total(slow.ms),
+            "median_total_ms": context.profile.total(slow.median_ms),
         },
         share=share,
         remedy=f"Look at layer {slow.layer}'s {slow.direction}: its shapes, its kernels, work only it does.",
@@ -56,10 +56,10 @@ def fast_backward(context: RuleContext) -> Found | None:
         return None
     # Backward may be shorter only because a layer's forward stands out.
     layers = context.profile.layers
-    forward_ms = sum(layer.fwd_total_ms or 0.0 for layer in layers)
-    backward_ms = sum(layer.bwd_total_ms or 0.0 for layer in layers)
+    forward_ms = sum(layer.fwd_ms or 0.0 for layer in layers)
+    backward_ms = sum(layer.bwd_ms or 0.0 for layer in layers)
     excess_ms = sum(
-        layer.total_ms - layer.median_ms for layer in context.slow_layers if layer.direction == "forward"
+        layer.ms - layer.median_ms for layer in context.slow_layers if layer.direction == "forward"
     )
     if excess_ms > 0.0 and backward_ms >= forward_ms - excess_ms:
         return None

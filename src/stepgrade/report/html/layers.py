@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepgrade.model.scorecard import LayerStep, Scorecard
+from stepgrade.model.layers import LayerStep
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
 from stepgrade.report.names import shortened
 from stepgrade.units import show_ms

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.model.scorecard import ModuleStep, Scorecard
+from stepgrade.model.layers import ModuleStep
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html.plot import Mark, joined
 from stepgrade.report.names import shortened
 from stepgrade.units import show_bytes, show_ms, show_share
