@@ -45,7 +45,6 @@ def _read_settings(place: str) -> Callable[[], object]:
 
     return lambda: (
         sg.load_config(place),
-        sg.load_settings(place),
         read_device(str(ROOT / "examples/my-device.toml")),
     )
 

@@ -13,30 +13,32 @@ TYPE_CHECKING = False  # as type checkers read it; importing typing would double
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport, parity
     from stepgrade.config import Config, load_config
-    from stepgrade.diagnosis.settings import Settings, load_settings
     from stepgrade.errors import StepgradeError
     from stepgrade.gating.run import gate
     from stepgrade.grading import score
-    from stepgrade.hardware.catalogue import devices
-    from stepgrade.hardware.cost.plan import Plan
-    from stepgrade.hardware.estimate import estimate
+    from stepgrade.hardware.catalogue import DeviceTable, devices
+    from stepgrade.hardware.cost.plan import Parallelism, Plan
+    from stepgrade.hardware.estimate import Estimate, estimate
     from stepgrade.hardware.memory.fit import Anchor
-    from stepgrade.hardware.planner import Cluster, PlanRequest, plan
+    from stepgrade.hardware.planner import Cluster, PlanRequest, PlanTable, plan
     from stepgrade.hardware.setup import Setup
-    from stepgrade.inspection import inspect
+    from stepgrade.inspection import Inspection, inspect
     from stepgrade.loading import load, load_baseline
     from stepgrade.model import Baseline, Profile
     from stepgrade.model.comparison import GateReport
+    from stepgrade.model.events import Trace
+    from stepgrade.model.finding import Finding
     from stepgrade.model.scorecard import Scorecard
-    from stepgrade.record import Recorder, watch
+    from stepgrade.record import Recorder, start_recording
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
+    from stepgrade.store.history import History, NewRun, Selection
     from stepgrade.store.history import open_history as history
     from stepgrade.trace.own_costs import register_cost
     from stepgrade.trace.recorded_inputs import Cost
     from stepgrade.whatif import AssumedChange, WhatIf, what_if
 
-# Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
+# Where each public name lives; it is imported on first use, because `stepgrade --version` needs none of them.
 _HOMES = {
     "Anchor": "hardware.memory.fit",
     "AssumedChange": "whatif",
@@ -44,16 +46,25 @@ _HOMES = {
     "Cluster": "hardware.planner",
     "Config": "config",
     "Cost": "trace.recorded_inputs",
+    "DeviceTable": "hardware.catalogue",
+    "Estimate": "hardware.estimate",
+    "Finding": "model.finding",
     "GateReport": "model.comparison",
+    "History": "store.history",
+    "Inspection": "inspection",
+    "NewRun": "store.history",
+    "Parallelism": "hardware.cost.plan",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
     "PlanRequest": "hardware.planner",
+    "PlanTable": "hardware.planner",
     "Profile": "model",
     "Recorder": "record",
     "Scorecard": "model.scorecard",
-    "Settings": "diagnosis.settings",
+    "Selection": "store.history",
     "Setup": "hardware.setup",
     "StepgradeError": "errors",
+    "Trace": "model.events",
     "WhatIf": "whatif",
     "convert": "report.step_profile",
     "devices": "hardware.catalogue",
@@ -64,16 +75,16 @@ _HOMES = {
     "load": "loading",
     "load_baseline": "loading",
     "load_config": "config",
-    "load_settings": "diagnosis.settings",
     "parity": "compare.parity",
     "plan": "hardware.planner",
     "register_cost": "trace.own_costs",
     "render": "report",
     "score": "grading",
-    "watch": "record",
+    "start_recording": "record",
     "what_if": "whatif",
 }
 _NAMED_OTHERWISE = {"history": "open_history"}
+_RENAMED = {"watch": "start_recording"}  # since 0.2.0; gone with 0.4.0
 
 __all__ = [
     "Anchor",
@@ -82,16 +93,25 @@ __all__ = [
     "Cluster",
     "Config",
     "Cost",
+    "DeviceTable",
+    "Estimate",
+    "Finding",
     "GateReport",
+    "History",
+    "Inspection",
+    "NewRun",
+    "Parallelism",
     "ParityReport",
     "Plan",
     "PlanRequest",
+    "PlanTable",
     "Profile",
     "Recorder",
     "Scorecard",
-    "Settings",
+    "Selection",
     "Setup",
     "StepgradeError",
+    "Trace",
     "WhatIf",
     "__version__",
     "convert",
@@ -103,21 +123,25 @@ __all__ = [
     "load",
     "load_baseline",
     "load_config",
-    "load_settings",
     "parity",
     "plan",
     "register_cost",
     "render",
     "score",
-    "watch",
+    "start_recording",
     "what_if",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        from warnings import warn
+
+        warn(f"stepgrade.{name} is now stepgrade.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'stepgrade' has no attribute {name!r}")
-    from importlib import import_module  # as little as --version needs
+    from importlib import import_module
 
     return getattr(import_module(f"stepgrade.{_HOMES[name]}"), _NAMED_OTHERWISE.get(name, name))
 

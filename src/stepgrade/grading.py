@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stepgrade.compare.fingerprint import allowed_fields
+from stepgrade.config import Config
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade, LayerSummary
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings, work_gains_more
-from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
+from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings, settings_from
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.loading import baseline_given, profile_given
@@ -80,14 +81,14 @@ def score(
     baseline: Baseline | Profile | Scorecard | PathLike | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
-    settings: Settings | None = None,
+    config: Config | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
     Both may be given by their paths, which are read as `load` and `load_baseline` read them.
     `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
     about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
-    and raise BadOption beside it. `settings` has limits and ignored rules, as `load_settings` reads them.
+    and raise BadOption beside it. `config` has limits and ignored rules, as `load_config` reads them.
     Raise NotMeasured for a profile that holds no measurement at all.
     """
     figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
@@ -111,7 +112,7 @@ def score(
     contradicted = contradictions(profile, times, options)
     if contradicted:
         profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
-    card = _card(profile, times, options, settings or DEFAULT_SETTINGS)
+    card = _card(profile, times, options, settings_from(config) if config else DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # only with a baseline

@@ -118,7 +118,7 @@ COMMANDS = {
         "--seq",
         "2048",
     ],
-    "whatif": ["whatif", "trace.json"],
+    "what-if": ["what-if", "trace.json"],
     "open, for a moment": ["open", "trace.json", "--no-browser", "--minutes", "0.01"],
     "watch": ["watch", "train.log", "--once"],
     "watch a journal": ["watch", "journal0", "--once"],

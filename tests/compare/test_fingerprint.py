@@ -60,4 +60,4 @@ def test_samples_count_where_there_are_no_tokens() -> None:
     assert images.fingerprint.samples_per_step == 64.0
     assert tokens.fingerprint.samples_per_step is None
     more = make_profile(samples_per_step=128.0, mean_step_ms=190.0)
-    assert sg.gate(more, baselines=[images]).exit_code == EXIT_NOT_MEASURED
+    assert sg.gate(more, baseline=[images]).exit_code == EXIT_NOT_MEASURED

@@ -1164,7 +1164,7 @@ KINETO = tuple(
     f"readers/kineto/{name}"
     for name in ("reader", "split", "chunks", "header", "decode", "tables", "assemble", "categories")
 )
-WHAT_IF = ("whatif", "f", "--without", "k", "--format", "json")
+WHAT_IF = ("what-if", "f", "--without", "k", "--format", "json")
 SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
@@ -1195,7 +1195,7 @@ SHAPES: dict[str, Shape] = {
     "collectives": Shape(collectives, covers=("trace/arrivals", "trace/collectives", "trace/matching"), size=400),
     "a step that is replayed": Shape(waits, WHAT_IF, ("whatif/graph", "whatif/replay", "whatif/changes", "whatif/answers"), 200),
     "streams of a step that is replayed": Shape(streams, WHAT_IF, ("whatif/graph",), 400),
-    "ranks that are replayed": Shape(rank_files, ("whatif", "f", "--format", "json"), ("whatif/graph",), 6),
+    "ranks that are replayed": Shape(rank_files, ("what-if", "f", "--format", "json"), ("whatif/graph",), 6),
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
     "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
     "streams and devices": Shape(streams, covers=("trace/windows", "trace/step_view"), size=800),

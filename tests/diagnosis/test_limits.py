@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 import stepgrade as sg
+from stepgrade.config import Config
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.rules import RULE_NAMES
-from stepgrade.diagnosis.settings import Settings
 from stepgrade.model import Profile
 from tests.diagnosis.test_rules import FIRES, setup_of
 
@@ -193,8 +193,8 @@ def multiplied(figure: Any, factor: float) -> Any:
 
 def severity(profile: Profile, rule: str, **limits: float) -> str | None:
     """Return how severe this rule alone finds the run with these limits; None where it is silent."""
-    alone = Settings(limits=Limits(**limits), ignored_rules=frozenset(RULE_NAMES) - {rule})
-    found = sg.score(profile, setup=setup_of(profile), settings=alone).findings
+    alone = Config(limits=limits, rules={"ignore": [name for name in RULE_NAMES if name != rule]})
+    found = sg.score(profile, setup=setup_of(profile), config=alone).findings
     return found[0].severity if found else None
 
 

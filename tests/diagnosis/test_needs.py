@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 import stepgrade as sg
+from stepgrade.config import Config
 from stepgrade.diagnosis.needs import NEEDS
 from stepgrade.diagnosis.rules import RULE_NAMES, RULES
-from stepgrade.diagnosis.settings import Settings
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Note, Profile
 from stepgrade.model.many_ranks import ManyRanks, SlowPart
@@ -39,8 +39,8 @@ def advice_of(profile: Profile, device: str | None = None) -> list[str]:
 
 
 def remedy_of(rule: str, profile: Profile, device: str | None = None) -> str:
-    alone = Settings(ignored_rules=frozenset(RULE_NAMES) - {rule})
-    found = sg.score(profile, setup=Setup(device=device), settings=alone).findings
+    alone = Config(rules={"ignore": [name for name in RULE_NAMES if name != rule]})
+    found = sg.score(profile, setup=Setup(device=device), config=alone).findings
     return found[0].remedy if found else ""
 
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 import stepgrade as sg
-from stepgrade.config import read_config
+from stepgrade.config import Config, read_config
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis import rules
 from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES
-from stepgrade.diagnosis.settings import Settings, settings_from
+from stepgrade.diagnosis.settings import settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankTime, Source
@@ -395,6 +395,10 @@ def card_of(profile: Profile, **known: Any) -> sg.Scorecard:
     return sg.score(profile, setup=setup_of(profile), **known)
 
 
+def ignoring(*rules: str) -> Config:
+    return Config(rules={"ignore": [*rules]})
+
+
 def test_every_rule_has_a_run_that_makes_it_fire() -> None:
     assert set(FIRES) == set(RULE_NAMES)
     assert len(RULES) >= 40
@@ -416,14 +420,14 @@ def test_a_rule_fires_on_the_run_made_for_it(name: str) -> None:
     assert (cause or name) in found
     if cause is not None:
         assert name not in found
-        without = card_of(FIRES[name], settings=Settings(ignored_rules=frozenset({cause})))
+        without = card_of(FIRES[name], config=ignoring(cause))
         assert name in {finding.rule for finding in without.findings}
 
 
 @pytest.mark.parametrize("name", FIRES)
 def test_a_rule_alone_gives_a_complete_finding(name: str) -> None:
     others = frozenset(RULE_NAMES) - {name}
-    (finding,) = card_of(FIRES[name], settings=Settings(ignored_rules=others)).findings
+    (finding,) = card_of(FIRES[name], config=ignoring(*others)).findings
     assert finding.rule == name
     assert finding.claim.endswith((".", "?"))
     assert finding.remedy
@@ -453,7 +457,7 @@ def test_what_other_programs_may_have_cost_is_no_fault_of_the_loop(name: str) ->
 
 @pytest.mark.parametrize("name", FIRES)
 def test_an_ignored_rule_is_silent(name: str) -> None:
-    card = card_of(FIRES[name], settings=Settings(ignored_rules=frozenset({name})))
+    card = card_of(FIRES[name], config=ignoring(name))
     assert name not in {finding.rule for finding in card.findings}
 
 
@@ -602,8 +606,8 @@ def test_a_limit_decides() -> None:
     profile = trace(lost={"idle_input": 0.07})
     assert [finding.severity for finding in card_of(profile).findings] == ["info"]
     for line, severity in (("0.5", []), ("0.01", ["info"])):
-        settings = settings_from(read_config(f"[limits]\ninput_info_share = {line}\n"))
-        assert [finding.severity for finding in card_of(profile, settings=settings).findings] == severity
+        config = read_config(f"[limits]\ninput_info_share = {line}\n")
+        assert [finding.severity for finding in card_of(profile, config=config).findings] == severity
 
 
 @pytest.mark.parametrize(

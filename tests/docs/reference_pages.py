@@ -12,14 +12,15 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade import errors
+from stepgrade.cli.run_defaults import run_keys
 from stepgrade.config import Budget, DialectTable, FilesTable, GateTable, Waiver
 from stepgrade.config.limits import Limits
 
 API = """\
 # Python
 
-`import stepgrade as sg`. Everything public is listed here; what is imported from modules below `stepgrade` may
-change without notice ([releasing.md](releasing.md)). This page is written from the code; a test keeps them alike.
+`import stepgrade as sg`. Everything public is listed here; anything else below `stepgrade` may change without
+notice ([releasing.md](releasing.md)). This page is generated from the code, and a test keeps the two in step.
 
 ```python
 import stepgrade as sg
@@ -40,11 +41,18 @@ Every error that stepgrade raises on purpose is a `StepgradeError` with `problem
 CONFIG = """\
 # stepgrade.toml
 
-What a project says about its gate, its budgets and the limits of the rules, in one file: `./stepgrade.toml`, or any
-file given with `--config`. A name that is misspelt is refused with the nearest one. This page is written from the
-code; a test keeps them alike.
+A project's settings in one file: `./stepgrade.toml`, or the file given with `--config`. An unknown name is refused
+with the nearest known one. This page is generated from the code, and a test keeps the two in step.
 
 ```toml
+[run]
+device = "h100-sxm5-80gb"
+model = "config.json"
+batch = 2
+seq = 8192
+world_size = 8
+data_parallel = "fsdp"
+
 [gate]
 allow = 0.01
 fail_on = ["grade:D"]
@@ -69,12 +77,23 @@ input_warning_share = 0.05
 ignore = ["tf32-matmuls"]
 ```
 """
+RUN = """\
+## `[run]`
+
+The device, the model and how it is trained, so that nobody types them twice: each key is an option of the command line
+with `_` for `-`. Every command that takes the option uses it, and every other one ignores it. A flag wins over an
+environment variable (`STEPGRADE_RUN_BATCH=4` for `batch`), that over the file, and the file over what is detected in
+the run. `model` and `device_file` are relative to the file that names them. In Python, give a `Setup` instead.
+
+| key | value | meaning |
+|---|---|---|
+"""
 _TABLES = {
     "[gate]": (GateTable, {
         "allow": "a change up to this share is never a regression",
-        "detect": "the smallest change that the gate must be able to see; with more noise it cannot tell",
+        "detect": "the smallest change that the gate must notice; with more noise it cannot tell",
         "run_noise": "how much identical runs differ, when there are too few to measure it",
-        "cannot_tell": "what the gate says when the noise is too large",
+        "cannot_tell": "the verdict when the noise is too large",
         "fail_on": "grades that fail, such as `grade:D`",
         "allow_different": "parts of the fingerprint that may differ",
     }),
@@ -90,13 +109,13 @@ _TABLES = {
     "[[waiver]]": (Waiver, {
         "metric": "what may fail, as a pattern",
         "until": "the last day on which it may",
-        "reason": "why; it is shown with every report",
+        "reason": "why; shown in every report",
         "device": "for which devices, as a pattern",
     }),
     "[[dialect]]": (DialectTable, {
         "name": "what the framework is called in notes",
         "contains": "text that is in every step line, and in few others",
-        "fields": "what stands before each number, by what the number means ([logs.md](logs.md))",
+        "fields": "the text before each number, by what the number means ([logs.md](logs.md))",
         "pattern": "instead of fields: a pattern with a named group for each number",
         "mean": "what printed times are the mean of: the step, the steps since the last line, all steps so far",
     }),
@@ -111,8 +130,22 @@ def reference_pages() -> dict[str, str]:
     """Return the pages by their names under docs/."""
     tree = inspect.cleandoc((errors.__doc__ or "").split("\n\n")[1])
     api = [API.format(errors=tree), *(_entry(name) for name in sg.__all__ if name != "__version__")]
-    config = [CONFIG, *(_table(name, *about) for name, about in _TABLES.items()), _limits()]
+    config = [CONFIG, _run(), *(_table(name, *about) for name, about in _TABLES.items()), _limits()]
     return {"api.md": "\n".join(api), "config.md": "\n".join(config)}
+
+
+def _run() -> str:
+    rows = []
+    for key, option in run_keys().items():
+        takes = (
+            "true or false"
+            if option.nargs == 0
+            else {int: "whole number", float: "number"}.get(option.type, "text")
+        )
+        if option.choices and option.metavar is None:
+            takes = " or ".join(f'`"{choice}"`' for choice in option.choices)
+        rows.append(f"| `{key}` | {takes} | {option.help} |\n")
+    return RUN + "".join(rows)
 
 
 def _entry(name: str) -> str:
@@ -192,7 +225,7 @@ def _type(hint: object) -> str:
 
 
 def _limits() -> str:
-    rules = "`ignore`: names of rules that are not asked ([rules.md](rules.md))."
+    rules = "`ignore`: names of rules to skip ([rules.md](rules.md))."
     rows = [f"## `[rules]`\n\n{rules}\n", "## `[limits]`\n", "| key | default | source |", "|---|---|---|"]
     hints = typing.get_type_hints(Limits, include_extras=True)
     for field in structs.fields(Limits):

@@ -7,13 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from stepgrade.cli.dispatch import COMMANDS
-from stepgrade.cli.parser import Parser
+from stepgrade.cli.commands import COMMANDS, load_command
 from stepgrade.hardware.catalogue import all_devices
 from tests.conftest import ROOT
 
@@ -110,9 +108,7 @@ def test_every_command_is_one_that_can_be_given(page: Path, line: str) -> None:
     """What is only shown is parsed: the command is there, and so are its options and their values."""
     name, *words = shlex.split(line.replace("\\\n", " "))
     assert name in COMMANDS, page.name
-    parser = Parser(prog=name, description=None)
-    import_module(f"stepgrade.cli.{name}").add_options(parser)
-    parser.parse(words)
+    load_command(name)[1].parse(words)
 
 
 def anchors(page: Path) -> set[str]:

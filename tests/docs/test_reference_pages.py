@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from stepgrade.cli.run_defaults import run_keys
 from stepgrade.config import read_config
 from stepgrade.diagnosis.settings import settings_from
 from tests.conftest import ROOT
@@ -28,6 +29,7 @@ def test_the_example_of_a_configuration_is_one() -> None:
     config = read_config(text)
     assert config.gate.fail_on == ("grade:D",)
     assert settings_from(config).ignored_rules == {"tf32-matmuls"}
+    assert set(config.run) <= set(run_keys())
 
 
 def test_the_index_leads_to_every_page() -> None:

@@ -80,7 +80,7 @@ def test_the_trace_of_the_script_has_its_steps(tmp_path: Path) -> None:
 
 
 def test_the_gate_tells_slow_from_fast(recorded: dict[str, Path]) -> None:
-    back = sg.gate(recorded["slow"], baselines=[recorded["fast"]])
+    back = sg.gate(recorded["slow"], baseline=[recorded["fast"]])
     (step,) = (change for change in back.changes if change.metric == "step_time_ms")
     # It is five times as slow; on a machine that others use, one run against one may show less, and no pass.
     assert back.verdict == "regressed" or (step.change < 2.0 and back.verdict == "could not be measured")

@@ -22,9 +22,9 @@ def train(watched: bool, path: str) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = None
     if watched:
-        from stepgrade.record import watch
+        from stepgrade.record import start_recording
 
-        recorder = watch(model, optimizer, path=path, flush_seconds=0.0, warmup=1)
+        recorder = start_recording(model, optimizer, path=path, flush_seconds=0.0, warmup=1)
     for step in range(_STEPS):
         loss = model(torch.full((4, 8), 1.0 + step)).square().mean()
         optimizer.zero_grad()

@@ -11,11 +11,9 @@ import random
 from argparse import Action
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib import import_module
 from typing import NamedTuple
 
-from stepgrade.cli import dispatch
-from stepgrade.cli.parser import Parser
+from stepgrade.cli.commands import COMMANDS, load_command
 from stepgrade.readers.registry import BUILT_IN
 from tests.fuzz import mutators
 from tests.fuzz.mutators import packed
@@ -92,9 +90,7 @@ def damaged(text: bytes, dice: random.Random) -> bytes:
 def formats(command: str) -> tuple[str, ...]:
     """Return the output formats of a command, such as `score` or `history list`, by its own parser."""
     name, _, action = command.partition(" ")
-    module = import_module(f"stepgrade.cli.{name}")
-    parser = Parser(prog=name, description=None)
-    module.add_options(parser)
+    parser = load_command(name)[1]
     inner = parser.actions[action] if action else parser
     found: Iterator[Action] = (one for one in inner._actions if "--format" in one.option_strings)
     option = next(found, None)
@@ -136,11 +132,11 @@ def _of_any_file(kind: str, text: bytes, dice: random.Random) -> Input:
     """Return a file for one of the commands that take any."""
     name = "t.json"
     command = dice.choice(
-        ("score", "score", "score", "inspect", "convert", "gate", "whatif", "parity", "history add")
+        ("score", "score", "score", "inspect", "convert", "gate", "what-if", "parity", "history add")
     )
     argv, to = asked(command, dice) if command != "history add" else ((), "terminal")
     files = {name: text, "b.json": card(), "p.json": profiles()[1]}
-    if command == "whatif":
+    if command == "what-if":
         argv += tuple(_changes(dice))
     elif command == "gate":
         argv += ("--baseline", "b.json")
@@ -181,10 +177,10 @@ def _of_ranks(dice: random.Random) -> Input:
     }
     if dice.random() < 0.3:
         files["runs/other.json"] = damaged(profiles()[0], dice)
-    command = dice.choice(("score", "score", "score", "whatif"))
+    command = dice.choice(("score", "score", "score", "what-if"))
     words, to = asked(command, dice)
     return Input(
-        "ranks", (command, "runs", *words, *(_changes(dice) if command == "whatif" else ())), files, to
+        "ranks", (command, "runs", *words, *(_changes(dice) if command == "what-if" else ())), files, to
     )
 
 
@@ -548,8 +544,8 @@ def make_input(seed: int, *name: int) -> Input:
 
 def prepare() -> int:
     """Make all sound files once, before the first process is forked, and return how many there are."""
-    for name in dispatch.COMMANDS:
+    for name in COMMANDS:
         if name != "record":
-            import_module(f"stepgrade.cli.{name}")
+            load_command(name)
     team_store()
     return len(_corpus()) + len((store(),)) + len(good_answers())

@@ -30,7 +30,7 @@ COMMANDS_ON_FILES = (
     ("parity", "f", "g", "--format", "json"),
     ("gate", "g", "--baseline", "f", "--format", "json"),
 )
-COMMANDS = ("score", "inspect", "convert", "gate", "parity", "whatif", "estimate", "plan", "history list")
+COMMANDS = ("score", "inspect", "convert", "gate", "parity", "what-if", "estimate", "plan", "history list")
 
 
 def test_every_reader_has_files_to_damage() -> None:

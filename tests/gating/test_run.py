@@ -18,15 +18,15 @@ QUIET = Config(gate=GateTable(run_noise=0.01))
 
 
 def test_scorecards_are_judged_as_their_profiles_are() -> None:
-    profiles = sg.gate([NEW], baselines=[OLD], config=QUIET)
-    cards = sg.gate([sg.score(NEW)], baselines=[sg.score(OLD)], config=QUIET)
+    profiles = sg.gate([NEW], baseline=[OLD], config=QUIET)
+    cards = sg.gate([sg.score(NEW)], baseline=[sg.score(OLD)], config=QUIET)
     assert profiles == cards
     assert (cards.verdict, cards.exit_code) == ("regressed", 1)
     assert [check.metric for check in cards.checks] == ["step_time_ms"]
 
 
 def test_profiles_are_scored_with_what_is_given() -> None:
-    report = sg.gate([NEW], baselines=[OLD], config=QUIET, tokens_per_step=10.0)
+    report = sg.gate([NEW], baseline=[OLD], config=QUIET, tokens_per_step=10.0)
     assert {change.metric for change in report.changes} >= {"step_time_ms", "throughput_tok_s"}
 
 
@@ -35,7 +35,7 @@ def test_a_bound_needs_no_earlier_run() -> None:
     assert sg.gate([OLD], config=bound).verdict == "pass"
     assert sg.gate([NEW], config=bound).verdict == "regressed"
     share = Config(budgets=(Budget(metric="step_time_ms", allow=0.1),))
-    with pytest.raises(BadOption, match="give baselines, against, fail_on or a budget"):
+    with pytest.raises(BadOption, match="give baseline, against, fail_on or a budget"):
         sg.gate([NEW], config=share)
 
 
@@ -62,7 +62,7 @@ def test_nothing_to_compare_with_yet_is_not_bad_input(tmp_path: Path) -> None:
 def test_what_changed_is_shown_where_it_cannot_be_told() -> None:
     old = make_profile(mean_step_ms=100.0, phases=make_phases(forward=40.0, backward=50.0))
     new = make_profile(mean_step_ms=115.0, phases=make_phases(forward=55.0, backward=50.0))
-    report = sg.gate([new], baselines=[old])
+    report = sg.gate([new], baseline=[old])
     assert report.verdict == "could not be measured"
     first = report.shifts[0]
     assert (first.kind, first.name, first.now) == ("phase", "forward", 55.0)
@@ -79,12 +79,12 @@ def test_one_precision_has_many_names(here: str, there: str) -> None:
     )
     cards = [sg.score(profile) for profile in (old, new)]
     assert [card.fingerprint.precision for card in cards if card.fingerprint] == [there, there]
-    assert sg.gate([cards[1]], baselines=[cards[0]], config=QUIET).verdict == "pass"
+    assert sg.gate([cards[1]], baseline=[cards[0]], config=QUIET).verdict == "pass"
     # A card of before has the name as its source wrote it.
     was = msgspec.structs.replace(cards[0], fingerprint=Fingerprint(precision=here))
-    assert sg.gate([cards[1]], baselines=[was], config=QUIET).is_comparable
+    assert sg.gate([cards[1]], baseline=[was], config=QUIET).is_comparable
     other = msgspec.structs.replace(cards[0], fingerprint=Fingerprint(precision="fp8"))
-    assert not sg.gate([cards[1]], baselines=[other], config=QUIET).is_comparable
+    assert not sg.gate([cards[1]], baseline=[other], config=QUIET).is_comparable
 
 
 def test_machines_are_told_apart_by_their_label(tmp_path: Path) -> None:
@@ -127,20 +127,20 @@ def test_the_other_runs_of_a_history_tell_its_noise(tmp_path: Path) -> None:
 
 def test_what_differs_may_be_allowed(tmp_path: Path) -> None:
     old, new = sg.score(OLD, tokens_per_step=10.0), sg.score(NEW, tokens_per_step=20.0)
-    refused = sg.gate([new], baselines=[old], config=QUIET)
+    refused = sg.gate([new], baseline=[old], config=QUIET)
     assert not refused.is_comparable
     assert [note.code for note in refused.differences] == ["tokens_per_step"]
     allowed = Config(gate=GateTable(run_noise=0.01, allow_different=("tokens_per_step",)))
-    report = sg.gate([new], baselines=[old], config=allowed)
+    report = sg.gate([new], baseline=[old], config=allowed)
     assert report.is_comparable
     assert report.differences == refused.differences
     assert [check.metric for check in report.checks] == ["throughput_tok_s"]
 
 
 def test_what_does_not_fit_together() -> None:
-    with pytest.raises(BadOption, match="against: both baselines and a branch"):
-        sg.gate([NEW], baselines=[OLD], against="history:main")
+    with pytest.raises(BadOption, match="against: both a baseline and a branch"):
+        sg.gate([NEW], baseline=[OLD], against="history:main")
     with pytest.raises(BadOption, match="fail_on: the gate tests for regressions"):
-        sg.gate([NEW], baselines=[OLD], fail_on=["warning"])
+        sg.gate([NEW], baseline=[OLD], fail_on=["warning"])
     with pytest.raises(BadOption, match="allow_different: 'colour'"):
-        sg.gate([NEW], baselines=[OLD], config=Config(gate=GateTable(allow_different=("colour",))))
+        sg.gate([NEW], baseline=[OLD], config=Config(gate=GateTable(allow_different=("colour",))))

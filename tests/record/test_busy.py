@@ -66,7 +66,7 @@ def busy_program(*, is_ours: bool) -> Iterator[None]:
 def train(path: Path, seconds: float) -> sg.Profile:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with sg.watch(model, optimizer, path=path, warmup=1, ops_every=0) as recorder:
+    with sg.start_recording(model, optimizer, path=path, warmup=1, ops_every=0) as recorder:
         until = time.monotonic() + seconds
         while recorder.steps < 5 or time.monotonic() < until:
             model(torch.ones(64, 64)).sum().backward()

@@ -192,7 +192,7 @@ class TestBatches:
         model = gpt.GPT(layers=1, width=32, sequence=16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = DataLoader(TensorDataset(torch.randint(0, 99, (96, 16))), batch_size=4)
-        with sg.watch(model, optimizer, loader, path=tmp_path / "run.json"):
+        with sg.start_recording(model, optimizer, loader, path=tmp_path / "run.json"):
             for number, (ids,) in enumerate(loader, start=1):
                 model(ids).mean().backward()
                 if number % 3 == 0:
@@ -222,7 +222,7 @@ class TestBatches:
         model = nn.Linear(6, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = DataLoader(TensorDataset(torch.randn(80, 6)), batch_size=8)
-        with sg.watch(model, optimizer, loader, path=tmp_path / "run.json"):
+        with sg.start_recording(model, optimizer, loader, path=tmp_path / "run.json"):
             for (real,) in loader:
                 (model(real).mean() - model(real + 1.0).mean()).backward()
                 optimizer.step()

@@ -463,7 +463,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
         if request.param == "script":
             recorder = ScriptRecorder(path=tmp_path / "run.json").start()
         else:
-            recorder = sg.watch(model or Net(), path=tmp_path / "run.json")
+            recorder = sg.start_recording(model or Net(), path=tmp_path / "run.json")
         started.append(recorder)
         return recorder
 
@@ -586,7 +586,7 @@ def test_a_forked_process_leaves_its_parents_recording_alone(tmp_path: Path) -> 
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with sg.watch(model, optimizer, path=tmp_path / "run.json", flush_seconds=0) as recorder:
+    with sg.start_recording(model, optimizer, path=tmp_path / "run.json", flush_seconds=0) as recorder:
         step()
         child = os.fork()
         if child == 0:
@@ -704,7 +704,7 @@ class TestNewModels:
     def test_one_that_is_not_watched_is_told(self, tmp_path: Path) -> None:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-        with sg.watch(model, optimizer, path=tmp_path / "run.json"):
+        with sg.start_recording(model, optimizer, path=tmp_path / "run.json"):
             self.train(model, 4, optimizer)
             self.train(model, 4)
         profile = sg.load(tmp_path / "run.json")

@@ -148,7 +148,7 @@ def test_lines_of_python_survive_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with sg.watch(model, optimizer, path=path, warmup=1, ops_every=0):
+    with sg.start_recording(model, optimizer, path=path, warmup=1, ops_every=0):
         until = time.monotonic() + 3.0
         while time.monotonic() < until:
             model(torch.ones(2, 4)).sum().backward()

@@ -63,7 +63,9 @@ def test_the_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: 
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def train(tell: Callable[[int, int], None]) -> None:
-        recorder = sg.watch(model, optimizer, path=path, warmup=0, ops_every=0, flush_seconds=FLUSH_SECONDS)
+        recorder = sg.start_recording(
+            model, optimizer, path=path, warmup=0, ops_every=0, flush_seconds=FLUSH_SECONDS
+        )
         recording = recorder._recording
         flush_if_due = recording.on_step
 

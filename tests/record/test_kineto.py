@@ -38,7 +38,7 @@ def test_its_thread_is_gone_after_the_window_and_profilers_work_without(tmp_path
         from torch.profiler import profile
         train(1)
         before = threads()
-        recorder = sg.watch(model, optimizer, path="run.json", warmup=2)
+        recorder = sg.start_recording(model, optimizer, path="run.json", warmup=2)
         train(1)
         assert recorder._recording.window.is_open and threads() > before
         train(1)
@@ -62,7 +62,7 @@ def test_a_child_exits_where_the_thread_cannot_be_ended(tmp_path: Path) -> None:
     """A torch that has no such function: then the child leaves out what would wait for the thread."""
     body = """
         kineto._STOP = "absent"
-        sg.watch(model, optimizer, path="run.json", warmup=2)
+        sg.start_recording(model, optimizer, path="run.json", warmup=2)
         train(8)
         print(len(kineto._threads), flush=True)
         pid = os.fork()

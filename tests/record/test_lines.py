@@ -63,7 +63,7 @@ def train(tmp_path: Path, where: str, workers: int = 0) -> sg.Scorecard:
     model = Model(slow=where == "forward")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Rows(slow=where == "row"), batch_size=4, num_workers=workers)
-    with sg.watch(model, optimizer, loader, path=tmp_path / "run.json") as recorder:
+    with sg.start_recording(model, optimizer, loader, path=tmp_path / "run.json") as recorder:
         for data, labels in loader:
             loss = functional.cross_entropy(model(data), labels)
             loss.backward()

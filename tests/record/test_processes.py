@@ -88,7 +88,7 @@ def wait_for_end(pid: int, seconds: float = 60.0) -> None:
 
 def test_a_killed_run_is_there_up_to_its_last_flush(tmp_path: Path) -> None:
     body = """
-        recorder = sg.watch(model, optimizer, loader, path="run.json", flush_seconds=0.2)
+        recorder = sg.start_recording(model, optimizer, loader, path="run.json", flush_seconds=0.2)
         train()
     """
     process = start(write_script(tmp_path, body, steps=1_000_000 // 8), cwd=tmp_path)
@@ -108,7 +108,7 @@ def test_a_killed_run_is_there_up_to_its_last_flush(tmp_path: Path) -> None:
 
 def test_a_watch_that_nobody_closes_writes_at_exit(tmp_path: Path) -> None:
     body = """
-        sg.watch(model, optimizer, loader, path="run.json")
+        sg.start_recording(model, optimizer, loader, path="run.json")
         train()
         raise RuntimeError("the script's own")
     """
@@ -210,7 +210,7 @@ else:
         fully_shard(block)
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
-recorder = sg.watch(model, optimizer, loader, path="run.json")
+recorder = sg.start_recording(model, optimizer, loader, path="run.json")
 train()
 recorder.close()
 dist.destroy_process_group()

@@ -84,7 +84,9 @@ def test_contract_v1_reads_it(tmp_path: Path) -> None:
 
 def test_watch_counts_the_optimizers_steps(tmp_path: Path) -> None:
     loop = Loop(steps=9)
-    recorder = sg.watch(loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json", warmup=2)
+    recorder = sg.start_recording(
+        loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json", warmup=2
+    )
     loop.run()
     recorder.close()
     assert (recorder.steps, sg.load(tmp_path / "run.json").steps) == (9, 7)
@@ -129,7 +131,9 @@ def test_a_loop_that_stops_early_has_the_steps_until_then(tmp_path: Path) -> Non
 
 def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
     loop = Loop(steps=12)
-    recorder = sg.watch(loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json", warmup=1)
+    recorder = sg.start_recording(
+        loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json", warmup=1
+    )
     for at, (ids, targets) in enumerate(loop.loader):
         gpt.loss_of(loop.model(ids), targets).backward()
         if at % 3 == 2:
@@ -161,7 +165,7 @@ def test_recomputation_is_told_apart(
 def test_mixed_precision_with_a_scaler(tmp_path: Path, init_scale: float) -> None:
     loop = Loop(steps=8)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
-    recorder = sg.watch(loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json")
+    recorder = sg.start_recording(loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json")
     for ids, targets in loop.loader:
         with torch.autocast("cpu", torch.bfloat16):
             loss = gpt.loss_of(loop.model(ids), targets)

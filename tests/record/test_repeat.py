@@ -32,7 +32,7 @@ def test_one_run_is_stopped_shown_kept_and_compared(tmp_path: Path) -> None:
     profile = sg.load(tmp_path / "run.json")
     assert (profile.recorded_steps, profile.samples_per_step) == (9, 8)
     assert "samples/s" in (tmp_path / "card.html").read_text()
-    assert "kept as run 1" in ran.err
+    assert "saved as run 1" in ran.err
     listed = run("stepgrade", "history", "list", "--history", "h.db", cwd=tmp_path)
     assert "samples/s" in listed.out
     again = run(

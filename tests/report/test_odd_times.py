@@ -14,7 +14,7 @@ from tests.odd_times import CHANGES, EDGES, TIMELINES, with_times
 FORMATS = ("perfetto", "html", "json", "markdown", "terminal")
 OTHERS = (
     *(("score", "--no-cache", "--format", form) for form in FORMATS[1:]),
-    *((command,) for command in ("inspect", "whatif", "convert")),
+    *((command,) for command in ("inspect", "what-if", "convert")),
 )
 Run = Callable[..., Ran]
 

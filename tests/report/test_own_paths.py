@@ -98,7 +98,7 @@ def test_parity(to: str, home: Path, stepgrade: Command, tmp_path: Path) -> None
     assert_none((tmp_path / "out").read_text(), home)
 
 
-@pytest.mark.parametrize("command", ["inspect", "whatif"])
+@pytest.mark.parametrize("command", ["inspect", "what-if"])
 def test_markdown_of_others(command: str, home: Path, stepgrade: Command) -> None:
     ran = stepgrade(command, home / "trace.json", "--format", "markdown")
     assert ran.code == 0, ran.err

@@ -122,7 +122,7 @@ def test_printing_a_result_shows_it(tmp_path: Path) -> None:
     card = sg.score(path, device="rtx-4060-laptop")
     assert str(card) == sg.render(card).rstrip("\n")
     assert repr(card).startswith("<Scorecard ")
-    gate = sg.gate(path, baselines=[card])
+    gate = sg.gate(path, baseline=[card])
     for result in (gate, sg.inspect(path), sg.devices("4090"), sg.parity(path, path)):
         assert str(result) == sg.render(result).rstrip("\n")
 
@@ -134,8 +134,8 @@ def test_a_path_stands_for_its_profile() -> None:
     assert sg.score(path, baseline=before) == sg.score(profile, baseline=sg.load(before))
     assert sg.inspect(path) == sg.inspect(profile)
     assert sg.convert(path) == sg.convert(profile)
-    assert sg.gate([path], baselines=[before]) == sg.gate([profile], baselines=[sg.load(before)])
-    assert sg.gate(path, baselines=[before]) == sg.gate([path], baselines=[before])
+    assert sg.gate([path], baseline=[before]) == sg.gate([profile], baseline=[sg.load(before)])
+    assert sg.gate(path, baseline=[before]) == sg.gate([path], baseline=[before])
     with pytest.raises(sg.StepgradeError, match="no such file"):
         sg.score("absent.json")
 

@@ -230,7 +230,7 @@ def test_no_message_is_recognised_by_its_words(path: Path) -> None:
 def test_rates_in_samples_stay_in_their_columns() -> None:
     before = make_profile(samples_per_step=64.0, samples_ms=(100.0,) * 10)
     now = make_profile(samples_per_step=64.0, samples_ms=(1030.0,) * 10, mean_step_ms=1030.0)
-    lines = str(sg.gate(now, baselines=[before])).splitlines()
+    lines = str(sg.gate(now, baseline=[before])).splitlines()
     head = next(line for line in lines if line.startswith("Metric"))
     rows = [line for line in lines if line.startswith(("  step time", "  samples"))]
     assert len(rows) == 2

@@ -31,12 +31,12 @@ def waived(reason: str) -> Config:
 
 
 REPORTS: dict[str, Any] = {
-    "pass": lambda: sg.gate([OLD], baselines=[make_profile(mean_step_ms=100.5)], config=Config(gate=QUIET)),
-    "itself": lambda: sg.gate([OLD], baselines=[OLD]),
-    "regressed": lambda: sg.gate([SLOW], baselines=[OLD], config=Config(gate=QUIET)),
-    "improved": lambda: sg.gate([OLD], baselines=[SLOW], config=Config(gate=QUIET)),
-    "cannot tell": lambda: sg.gate([SLOW], baselines=[OLD]),
-    "waived": lambda: sg.gate([SLOW], baselines=[OLD], config=waived(HOSTILE)),
+    "pass": lambda: sg.gate([OLD], baseline=[make_profile(mean_step_ms=100.5)], config=Config(gate=QUIET)),
+    "itself": lambda: sg.gate([OLD], baseline=[OLD]),
+    "regressed": lambda: sg.gate([SLOW], baseline=[OLD], config=Config(gate=QUIET)),
+    "improved": lambda: sg.gate([OLD], baseline=[SLOW], config=Config(gate=QUIET)),
+    "cannot tell": lambda: sg.gate([SLOW], baseline=[OLD]),
+    "waived": lambda: sg.gate([SLOW], baseline=[OLD], config=waived(HOSTILE)),
     "bounds": lambda: sg.gate(
         [SLOW],
         config=Config(
@@ -49,7 +49,7 @@ REPORTS: dict[str, Any] = {
     ),
     "ungraded": lambda: sg.gate([SLOW], fail_on=["grade:C"]),
     "not comparable": lambda: sg.gate(
-        [sg.score(SLOW, tokens_per_step=10.0)], baselines=[sg.score(OLD, tokens_per_step=20.0)]
+        [sg.score(SLOW, tokens_per_step=10.0)], baseline=[sg.score(OLD, tokens_per_step=20.0)]
     ),
     "no history": lambda: sg.gate([SLOW], against="history:main", history="absent/history.db"),
 }

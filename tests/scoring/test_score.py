@@ -236,7 +236,7 @@ def test_what_is_printed_of_a_result_is_one_short_line() -> None:
     assert repr(card) == "<Scorecard D 12.0 %, bottleneck unknown, run.json>"
     assert repr(card_of(profile)) == "<Scorecard ungraded, bottleneck unknown, run.json>"
     assert repr(profile) == "<Profile step_profiler_v2, 10 steps of 100 ms, run.json>"
-    report = sg.gate([profile], baselines=[make_profile(mean_step_ms=115.0)])
+    report = sg.gate([profile], baseline=[make_profile(mean_step_ms=115.0)])
     assert repr(report).startswith(
         "<GateReport could not be measured, grade ungraded, run.json compared with"
     )

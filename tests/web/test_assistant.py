@@ -101,7 +101,7 @@ def test_a_card_is_short_and_the_same_as_the_command_line(stepgrade: Callable[..
 def test_a_what_if_is_the_same_as_the_command_line(tmp_path: Path, stepgrade: Callable[..., Any]) -> None:
     calls = [("what_if", {"path": TRACE, "faster": {"gemm": 2}}), ("what_if", {"path": TRACE, "link": 2})]
     (failed, text), (refused, why) = asked(assistant(tmp_path), *calls)
-    full = json.loads(stepgrade("whatif", ROOT / TRACE, "--faster", "gemm=2x", "--format", "json").out)
+    full = json.loads(stepgrade("what-if", ROOT / TRACE, "--faster", "gemm=2x", "--format", "json").out)
     found = json.loads(text)
     assert not failed
     assert len(text) / 4 < 1_500

@@ -102,7 +102,7 @@ def test_ci_saves_and_gates_with_a_token(
         assert (refused.code, "STEPGRADE_TOKEN" in refused.err) == (2, True)
         monkeypatch.setenv("STEPGRADE_TOKEN", made.out.strip())
         for number in range(3):
-            assert f"kept as run {number + 1}" in stepgrade(*score).err
+            assert f"saved as run {number + 1}" in stepgrade(*score).err
         gated = stepgrade(
             "gate",
             PROFILE,

@@ -1,15 +1,12 @@
-"""Look after a team's server: tokens, projects, copies of the store.
+"""Manage a team's server: tokens, projects, backups of the store.
 
   stepgrade admin token --name alice --role admin
   stepgrade admin token --name ci --role uploader --project llm --days 365
-  stepgrade admin tokens
   stepgrade admin revoke 3
-  stepgrade admin project llm
   stepgrade admin backup copy.db
-  stepgrade admin restore copy.db
 
-They work on the store itself, whether a server runs or not: --history names it as for `stepgrade serve`.
-A secret is printed once, on standard output; only its hash is kept.
+The commands work on the store itself, whether a server runs or not: --history names it as for stepgrade
+serve. A secret is printed once, on standard output; only its hash is stored.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ from stepgrade.store.place import place_of
 from stepgrade.store.team import ROLES, Team
 
 ACTIONS = {
-    "token": "make a token and print its secret",
+    "token": "create a token and print its secret",
     "tokens": "list the tokens, without their secrets",
-    "revoke": "end a token",
-    "project": "make a project",
-    "backup": "copy a store of SQLite while it is in use",
-    "restore": "put a copy in the place of a store",
+    "revoke": "revoke a token",
+    "project": "create a project",
+    "backup": "copy an SQLite store while it is in use",
+    "restore": "replace a store by a backup",
 }
 
 
@@ -45,18 +42,18 @@ def add_options(parser: Parser) -> None:
     for action in actions.values():
         run_options.add_history_option(action)
     add = actions["token"].add_argument
-    add("--name", required=True, metavar="NAME", help="whose it is")
-    add("--role", choices=ROLES, default="reader", help="default: reader")
+    add("--name", required=True, metavar="NAME", help="its owner")
+    add("--role", choices=ROLES, default="reader", help="permissions (default: reader)")
     add("--project", metavar="NAME", help="default: every project")
-    add("--days", type=whole_number, default=90, metavar="N", help="how long it lives (default: 90)")
+    add("--days", type=whole_number, default=90, metavar="N", help="days until it expires (default: 90)")
     actions["revoke"].add_argument("token", type=whole_number, metavar="TOKEN", help="its number")
     actions["project"].add_argument("name", metavar="NAME")
-    actions["backup"].add_argument("file", metavar="FILE", help="a file that is not there yet")
-    actions["restore"].add_argument("file", metavar="FILE", help="a copy that `backup` made")
+    actions["backup"].add_argument("file", metavar="FILE", help="a file that does not exist yet")
+    actions["restore"].add_argument("file", metavar="FILE", help="a file that `backup` wrote")
 
 
 def run(args: Namespace) -> int:
-    """Do what is asked."""
+    """Run one action."""
     if args.action in ("backup", "restore"):
         _copy(args)
         return EXIT_OK
@@ -72,29 +69,35 @@ def run(args: Namespace) -> int:
             output.write_raw(secret + "\n", None)
         elif args.action == "tokens":
             rows = []
-            for one in team.tokens():
-                ends = f"revoked {one.revoked_at[:10]}" if one.revoked_at else f"until {one.expires_at[:10]}"
-                where = one.project or "every project"
-                rows.append(f"{one.id:>4}  {one.shown:<9} {one.role:<9} {where:<20} {ends}  {one.name}")
+            for token in team.tokens():
+                ends = (
+                    f"revoked {token.revoked_at[:10]}"
+                    if token.revoked_at
+                    else f"until {token.expires_at[:10]}"
+                )
+                where = token.project or "every project"
+                rows.append(
+                    f"{token.id:>4}  {token.shown:<9} {token.role:<9} {where:<20} {ends}  {token.name}"
+                )
             output.write_raw("".join(row + "\n" for row in rows) or "no token yet\n", None)
         elif args.action == "revoke":
             if not team.revoke(args.token):
                 raise BadOption(f"there is no token {args.token}")
             team.note("admin", "token revoked", subject=str(args.token))
-            complain(f"token {args.token} is ended")
+            complain(f"token {args.token} revoked")
         else:
-            word = "made" if team.add_project(args.name) else "was there already"
+            word = "created" if team.add_project(args.name) else "already exists"
             complain(f"project {args.name} {word}")
     return EXIT_OK
 
 
 def _copy(args: Namespace) -> None:
-    """Copy a store's file, or put a copy in its place."""
-    from stepgrade.store.sqlite import copy_sqlite  # not needed for PostgreSQL
+    """Copy a store's file, or replace it by a copy."""
+    from stepgrade.store.sqlite import copy_sqlite
 
     url, path = place_of(args.history)
     if url is not None:
-        raise BadOption("PostgreSQL has its own tools for this", hint="pg_dump and pg_restore")
+        raise BadOption("PostgreSQL has its own tools for this", hint="use pg_dump and pg_restore")
     if args.action == "backup":
         copy_sqlite(path, args.file)
         complain(f"copied {path} to {args.file}")

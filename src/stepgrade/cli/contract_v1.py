@@ -55,7 +55,7 @@ def score_v1(args: Namespace) -> TrainingScorecard:
 
 def parity_v1(args: Namespace) -> ParityComparison:
     """Return contract v1's comparison of two ParityProfile files."""
-    if len(args.theirs) != 1 or args.require is not None:
+    if len(args.theirs) != 1 or args.required is not None:
         raise BadOption("contract v1 compares two files, and requires nothing")
     ours, theirs = (_decoded(name, ParityProfile.from_json, args) for name in (args.ours, *args.theirs))
     return compute_parity_comparison(ours, theirs)

@@ -1,7 +1,7 @@
-"""Write SOURCE as step_profiler_v2 JSON, which contract v1 and other tools of its family read.
+"""Write SOURCE as step_profiler_v2 JSON, for contract v1 and other tools that read it.
 
 stepgrade convert train.log -o profile.json
-stepgrade convert profile.json | stepgrade score - --contract v1 --throughput 194 --device gb10
+stepgrade convert traces/ | stepgrade score -
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--format", choices=("json",), default="json", help="step profile JSON, the only one")
     add_output_file(parser)
     add_input_options(parser)
+    parser.show_first("--output --steps --input-format")
 
 
 def run(args: Namespace) -> int:

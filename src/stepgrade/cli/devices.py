@@ -1,10 +1,10 @@
-"""Show the catalogue of accelerators, one of them with all its facts, or what this machine has.
+"""Show the catalogue of accelerators, one device with its sources, or what this machine has.
 
-stepgrade devices                      every device: memory, bandwidth, dense peaks
-stepgrade devices --filter "rtx 40"    those that have every word
-stepgrade devices h100-sxm5-80gb       all facts, with their sources
+stepgrade devices                      all, with memory and peaks
+stepgrade devices --filter "rtx 40"    those that match every word
+stepgrade devices h100-sxm5-80gb       all figures, with their sources
 stepgrade devices --detect             what drivers and frameworks find here
-stepgrade devices --measure            measure this machine and keep the result as a ceiling
+stepgrade devices --measure            measure this machine
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ def add_options(parser: Parser) -> None:
     add("name", nargs="?", metavar="NAME", help="a key, or a name as drivers report it")
     add(
         "--filter",
+        dest="words",
         metavar="WORDS",
-        help="only devices whose key, name, maker or architecture has every word",
+        help="devices that match every word",
     )
-    add("--detect", action="store_true", help="ask the drivers and frameworks that are installed")
-    add("--measure", action="store_true", help="measure bandwidth and matmul rate here (about 10 seconds)")
-    add("--state", metavar="FILE", help="where measurements are kept (default: the user's state folder)")
+    add("--detect", action="store_true", help="ask the installed drivers and frameworks")
+    add("--measure", action="store_true", help="measure bandwidth and matmul rate, for its ceiling")
+    add("--state", metavar="FILE", help="file of measurements (default: the user's)")
     add_output_options(parser)
     add("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.show_first("--filter --detect --measure --json --format --output")
 
 
 def run(args: Namespace) -> int:
-    """Print what was asked for."""
-    asked = [args.name is not None, args.filter is not None, args.detect, args.measure]
-    if sum(asked) > 1:
+    """Print the catalogue, one device, or this machine."""
+    chosen = [args.name is not None, args.words is not None, args.detect, args.measure]
+    if sum(chosen) > 1:
         raise BadOption("NAME, --filter, --detect and --measure exclude each other", hint="give one of them")
     result: Result
     if args.detect:
-        from stepgrade.hardware.detect import detect  # only when asked for
+        from stepgrade.hardware.detect import detect
 
         result = detect(FLAGS)
     elif args.measure:
-        from stepgrade.hardware.measure import measure_here  # only when asked for
+        from stepgrade.hardware.measure import measure_here
 
         def progress(what: str) -> None:
             print(f"stepgrade: measuring {what} …", file=sys.stderr, flush=True)  # noqa: T201
 
         result = measure_here(progress, args.state)
     else:
-        result = device_facts(args.name, args.state) if args.name is not None else devices(args.filter)
+        result = device_facts(args.name, args.state) if args.name is not None else devices(args.words)
     output.write_result(result, args.format, args.output, args.color)
     return EXIT_OK

@@ -1,17 +1,14 @@
-"""Grade a training run from its profile.
-
-How fast is it against what the hardware allows, what holds it back, what to do next, did it get
-slower, and how does it compare with another runtime.
-"""
+"""Grade a training run: how fast it is against what the hardware allows, and what holds it back."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 from stepgrade._version import __version__
+from stepgrade.cli import run_defaults
+from stepgrade.cli.commands import COMMANDS, SYNONYMS, load_command
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send, show_crash
@@ -20,37 +17,16 @@ from stepgrade.memory import default_limit, limit_process
 
 _INTERRUPTED = 130
 
-COMMANDS = {
-    "score": "the scorecard of a run",
-    "whatif": "the same step with something changed",
-    "record": "run a training script and record its steps",
-    "watch": "follow a growing log or recording",
-    "parity": "two runtimes, operation by operation",
-    "gate": "pass, or fail the build",
-    "history": "runs over time: add, list, show, trend, prune, export",
-    "serve": "the team's server: pages, uploads from CI, alerts",
-    "admin": "tokens, projects and copies of a server's store",
-    "mcp": "answers for assistants, over the Model Context Protocol",
-    "convert": "any profile as step profile JSON",
-    "open": "a trace in Perfetto, from this machine",
-    "inspect": "what is in a file, and is it fit to be graded",
-    "estimate": "what a run could reach on a device, whether it fits, and why",
-    "plan": "which way of running it on many devices fits and is fastest",
-    "devices": "the catalogue of accelerators; what this machine has",
-    "completion": "the completion of bash, zsh or fish",
-}
-
 _EPILOG = """\
 commands:
 {commands}
 
-exit codes:
-  0 fine, 1 the gate says no, 2 usage or bad input, 3 could not be measured, 70 a bug in stepgrade
+exit codes: 0 ok, 1 the gate fails, 2 bad input, 3 not measurable, 70 a bug
 
 examples:
   stepgrade record train.py --lr 3e-4
   stepgrade score trace.json.gz
-  stepgrade COMMAND --help describes each command
+  stepgrade score --help               (each command has one)
 """
 
 
@@ -78,23 +54,24 @@ def run(arguments: list[str], *, limits_memory: bool = False) -> int:
 
 
 def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
-    """Import only the command that is asked for, and let it run."""
+    """Import and run one command; no other one is imported."""
     commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     top = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
-    top.add_argument("--version", action="version", version=f"stepgrade {__version__}")
-    top.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
+    top.add_argument(
+        "--version", action="version", version=f"stepgrade {__version__}", help="show the version"
+    )
+    top.add_argument("command", nargs="?", metavar="COMMAND", help=None)
     try:
         args, rest = top.parse_known_args(arguments[:1])
         if rest or args.command is None:
             top.parse(arguments)
             send(top.format_help())
             return EXIT_OK
-        if args.command not in COMMANDS:
-            top.error(_unknown_command(args.command))
-        command = import_module(f"stepgrade.cli.{args.command}")
-        parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
-        command.add_options(parser)
-        options = parser.parse(arguments[1:])
+        name = SYNONYMS.get(args.command, args.command)
+        if name not in COMMANDS:
+            top.error(_unknown_command(name))
+        command, parser = load_command(name)
+        options, origins = run_defaults.parse(parser, arguments[1:])
         _spare_inputs(vars(options))
         if limits_memory:
             limit_process(vars(options).get("max_memory") or default_limit())
@@ -102,7 +79,7 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
                 from stepgrade.engine.on_dask import unpickle_plain_only  # an extra
 
                 unpickle_plain_only()
-        code: int = command.run(options)
+        code: int = run_defaults.naming_origin(command.run, options, origins)
     except SystemExit as request:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output
         code = EXIT_OK if request.code is None else int(request.code)

@@ -1,12 +1,12 @@
-r"""Show what a run could reach on a device, whether it fits, and why.
+r"""Show what a run could reach on a device, whether it fits in memory, and why.
 
-The ceilings of arithmetic, memory and link; where the bytes go; the batch at which the limit changes.
-What one device holds at its peak, the largest micro-batch that fits, the cheapest change that makes it fit.
-With --throughput, the MFU and HFU of a run that was measured; with --anchor, memory predicted from its peak.
+The ceilings of arithmetic, memory and link, the peak memory of one device, the largest micro-batch that
+fits, and the cheapest change that makes it fit. --throughput adds the MFU and HFU of a measured run;
+--anchor predicts memory from a measured peak.
 
-  stepgrade estimate --model config.json --device rtx-4090 --batch 4 --seq 512 --method qlora
-  stepgrade estimate --model config.json --device h100-sxm5-80gb --batch 2 --seq 8192 --world-size 8 \
-                     --data-parallel fsdp --throughput 46000
+  stepgrade estimate --model config.json --device rtx-4090 --batch 4 --seq 512
+  stepgrade estimate --model config.json --device h100-sxm5-80gb --batch 2 \
+                     --seq 8192 --world-size 8 --data-parallel fsdp
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from stepgrade.cli.memory_options import (
     anchor_from,
 )
 from stepgrade.cli.parser import Parser, add_output_options
-from stepgrade.cli.run_options import add_setup_options, add_throughput_option, setup_from
+from stepgrade.cli.run_options import (
+    add_config_option,
+    add_setup_options,
+    add_throughput_option,
+    setup_from,
+)
 from stepgrade.errors import EXIT_OK
 from stepgrade.hardware.estimate import estimate
 
@@ -33,7 +38,12 @@ def add_options(parser: Parser) -> None:
     add_sharding_options(parser)
     add_memory_options(parser)
     add_anchor_options(parser)
+    add_config_option(parser)
     add_output_options(parser)
+    parser.show_first(
+        "--model --device --batch --seq --dtype --method --world-size --data-parallel --throughput "
+        "--format --output"
+    )
 
 
 def run(args: Namespace) -> int:

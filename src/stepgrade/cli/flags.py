@@ -1,106 +1,47 @@
-"""The flag of each parameter: errors and notes name parameters, the command line shows these instead."""
+"""The flag of each parameter: errors and notes name parameters, the command line shows flags instead."""
 
 from __future__ import annotations
 
-# Parameter in Python -> flag with what it takes. An error at a field shows the flag alone.
-FLAGS = {
-    # Hardware, as in Setup
-    "device": "--device KEY",
-    "device_file": "--device-file TOML",
-    "peak_bw_gb_s": "--peak-bw GB_S",
-    "peak_tflops": "--peak-tflops TFLOPS",
-    "link_gb_s": "--link GB_S",
-    "bytes_per_token": "--bytes-per-token B",
-    "flops_per_token": "--flops-per-token F",
-    "state": "--state FILE",
-    "measure_here": "`stepgrade devices --measure`",
-    "words": "--filter WORDS",
-    # The run, as in Plan and Parallelism
-    "model": "--model CONFIG_JSON",
-    "batch": "--batch N",
-    "seq": "--seq N",
-    "micro_batches": "--micro-batches N",
-    "packed_seq": "--packed-seq N",
-    "dtype": "--dtype NAME",
-    "method": "--method NAME",
-    "rank": "--rank R",
-    "lora_targets": "--lora-targets NAME",
-    "optimizer": "--optimizer NAME",
-    "checkpointing": "--checkpointing NAME",
-    "loss": "--loss NAME",
-    "dequantise": "--dequantise NAME",
-    "convention": "--convention NAME",
-    "devices": "--world-size N",
-    "data": "--data-parallel NAME",
-    "tensor": "--tensor-parallel N",
-    "pipeline": "--pipeline-parallel N",
-    "expert": "--expert-parallel N",
-    "expert_tensor": "--expert-tensor-parallel N",
-    "context": "--context-parallel N",
-    "sequence": "--sequence-parallel",
-    "virtual": "--virtual-stages N",
-    "shard_group": "--shard-group N",
-    "kernels": "--kernels NAME",
-    "weights": "--weights NAME",
-    "attention": "--attention NAME",
-    "quantisation": "--quantisation NAME",
-    "lora_dropout": "--lora-dropout",
-    "offload": "--offload NAME",
-    "allocator": "--allocator NAME",
-    "lengths": "--lengths NAME",
-    "optimizer_in_backward": "--optimizer-in-backward",
-    "anchor": "--anchor FILE",
-    # Plans, as in Cluster and PlanRequest
-    "plan_devices": "--devices N",
-    "global_batch": "--global-batch N",
-    "per_node": "--per-node N",
-    "network_gb_s": "--network GB_S",
-    "trainers": "--trainer NAME",
-    "most": "--top N",
-    # What if
-    "changes": "--faster WHAT=SPEED",
-    # Scoring
-    "throughput_tok_s": "--throughput TOK_S",
-    "tokens_per_step": "--tokens-per-step N",
-    "work": "--work training",
-    "baseline": "--baseline FILE",
-    "baselines": "--baseline FILE",
-    "allow_different": "--allow-different FIELD",
-    "settings": "--config TOML",
-    # The gate and the history
-    "against": "--against history:BRANCH",
-    "fail_on": "--fail-on WHAT",
-    "run_noise": "--run-noise PCT",
-    "cannot_tell": "--cannot-tell fail",
-    "config": "--config TOML",
-    "history": "--history PLACE",
-    "branch": "--branch NAME",
-    "keep": "--keep N",
-    "older_than": "--older-than YYYY-MM-DD",
-    # The server
-    "host": "--host ADDRESS",
-    "port": "--port N",
-    "tokens": "--tokens",
-    "trusted_proxy": "--trusted-proxy ADDRESS",
-    "max_connections": "--max-connections N",
-    "trace_memory": "--trace-memory SIZE",
-    "public_url": "--public-url URL",
-    "tls_cert": "--tls-cert FILE",
-    "tls_key": "--tls-key FILE",
-    "workers": "--workers N",
-    "days": "--days N",
-    # Reading, recording, writing
-    "input_format": "--input-format NAME",
-    "steps": "--steps FIRST-LAST",
-    "max_bytes": "--max-bytes SIZE",
-    "max_memory": "--max-memory SIZE",
-    "engine": "--engine NAME",
-    "sample_ranks": "--sample-ranks N",
-    "cache": "--no-cache",
-    "most_unreadable": "--unreadable SHARE",
-    "layers": "--layers NAME",
-    "ops_every": "--ops-every N",
-    "warmup": "--warmup N",
-    "required": "--require RATIO",
-    "to": "--format NAME",
-}
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from stepgrade.cli.commands import COMMANDS, load_command, module_of
+from stepgrade.cli.parser import long_flag
+
+# Parameters whose option is called something else, and values that say more than a metavar.
+_OPTIONS = {"to": "format", "changes": "faster"}
+_EXAMPLES = {"work": "training", "cannot_tell": "fail"}
+_ELSEWHERE = {"measure_here": "`stepgrade devices --measure`"}
+
+
+class _Flags(Mapping[str, str]):
+    """Parameter in Python -> flag with its value, from the commands' parsers, which are built on demand."""
+
+    def __getitem__(self, name: str) -> str:
+        if name in _ELSEWHERE:
+            return _ELSEWHERE[name]
+        # Commands that are already imported come first: the one that runs is among them.
+        for command in sorted(COMMANDS, key=lambda name: module_of(name) not in sys.modules):
+            if (flag := _flags_of(command).get(_OPTIONS.get(name, name))) is not None:
+                return flag
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({name: None for command in COMMANDS for name in _flags_of(command)} | _ELSEWHERE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _flags_of(command: str) -> dict[str, str]:
+    """Return the flags of a command by the parameters that they set."""
+    found: dict[str, str] = {}
+    for action in load_command(command)[1].options():
+        takes = "" if action.nargs == 0 else _EXAMPLES.get(action.dest) or action.metavar or "NAME"
+        found.setdefault(action.dest, f"{long_flag(action)} {takes}".rstrip())
+    return found
+
+
+FLAGS: Mapping[str, str] = _Flags()

@@ -1,13 +1,12 @@
-r"""Pass, or fail the build: compare the run in SOURCE with earlier runs.
+"""Pass or fail the build: compare the run in SOURCE with earlier runs.
 
-Earlier runs are files (--baseline, more than once if you have more) or the history of a branch. A change
-fails only when it is beyond the noise between identical runs and beyond the budget. Exit code 0 passes,
-1 regressed, 3 could not be measured (nothing comparable, or too noisy to tell), 2 bad input.
+Earlier runs are files (--baseline, which may be repeated) or the history of a branch. A change fails only
+if it exceeds both the noise between identical runs and the budget. Exit code 0 is a pass, 1 a regression, 2
+bad input, and 3 means that nothing was comparable or the noise is too large to tell.
 
-  stepgrade gate new.json --against history:main
+  stepgrade gate new.json --against history:main --save
   stepgrade gate new.json --baseline old.json --run-noise 2%
-  stepgrade gate a.json --repeat b.json --repeat c.json --against history:main --budgets stepgrade.toml
-  stepgrade gate new.json --against history:main --format github --also junit=gate.xml --also badge=grade.svg
+  stepgrade gate a.json --repeat b.json --repeat c.json --against history:main
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ def add_options(parser: Parser) -> None:
     add("--repeat", action="append", default=[], metavar="SOURCE", help="another run of the same code")
     add("--baseline", action="append", default=[], metavar="FILE", help="an earlier run; may be repeated")
     add("--against", metavar="history:BRANCH", help="the runs of a branch in the history")
-    run_options.add_config_option(parser, "--budgets")
-    add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
-    add("--cannot-tell", choices=("fail", "pass"), help="exit code 3 or 0 when the noise is too large")
-    run_options.add_allow_different_option(parser)
     add("--fail-on", action="append", default=[], metavar="grade:C", help="fail on this grade or worse")
+    add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
+    add("--cannot-tell", choices=("fail", "pass"), help="exit with 3 or 0 if too noisy")
+    run_options.add_config_option(parser, "--budgets")
+    run_options.add_allow_different_option(parser)
     run_options.add_figure_options(parser)
-    run_options.add_history_option(parser)
-    run_options.add_save_options(parser, "after the gate has answered, whatever it says")
     run_options.add_setup_options(parser)
+    run_options.add_save_options(parser, ", whatever the verdict")
     add_input_options(parser)
     add_output_options(parser, FORMATS).add_argument(
         "--also",
@@ -57,11 +55,14 @@ def add_options(parser: Parser) -> None:
         metavar="FORMAT=FILE",
         help="write this format to a file too; may be repeated",
     )
+    parser.show_first(
+        "--against --baseline --repeat --fail-on --run-noise --device --save --format --also --output"
+    )
 
 
 def run(args: Namespace) -> int:
-    """Print the gate's answer and return its exit code."""
-    config, settings = run_options.config_from(args)
+    """Print the verdict and return its exit code."""
+    config = run_options.config_from(args)
     given = {"run_noise": args.run_noise, "cannot_tell": args.cannot_tell}
     table = msgspec.structs.replace(
         config.gate,
@@ -74,7 +75,7 @@ def run(args: Namespace) -> int:
         score(
             profile,
             setup=setup,
-            settings=settings,
+            config=config,
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
             work=args.work,
@@ -83,7 +84,7 @@ def run(args: Namespace) -> int:
     ]
     report = gate(
         cards,
-        baselines=[
+        baseline=[
             load_baseline(name, max_bytes=args.max_bytes, max_memory=args.max_memory)
             for name in args.baseline
         ],

@@ -1,20 +1,17 @@
-"""Keep runs over time, and see where they changed.
+"""Keep runs over time, and find where they changed.
 
-  stepgrade history add profile.json --device h100-sxm5-80gb --tokens-per-step 8192
+  stepgrade history add profile.json --device h100-sxm5-80gb
   stepgrade history list --branch main
   stepgrade history trend step_time_ms --branch main
-  stepgrade history show 12
   stepgrade history prune --keep 500
-  stepgrade history export -o runs.jsonl
-  stepgrade history push --to https://stepgrade.example.org/llm --history .stepgrade/history.db
-  stepgrade history pull --from https://stepgrade.example.org/llm
+  stepgrade history push --to https://stepgrade.example.org/llm
 
-The history is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names: a file, a database of
-PostgreSQL, or a project on a team's server (https://SERVER/PROJECT, with a token in STEPGRADE_TOKEN). While
-the server does not answer, what is saved waits in the outbox, which is in ~/.local/state/stepgrade or the
-folder that STEPGRADE_OUTBOX names; the next save sends it, and so does push. Runs of a history are sent only
-where --history or STEPGRADE_HISTORY names it. A database's password is read from PGPASSWORD, ~/.pgpass or the
-file that PGPASSFILE names: an argument could be seen by everyone on the machine.
+The history is --history, else STEPGRADE_HISTORY, else .stepgrade/history.db: a file, a PostgreSQL database,
+or a project on a team's server (https://SERVER/PROJECT, with a token in STEPGRADE_TOKEN). If the server
+does not answer, saved runs wait in the outbox (~/.local/state/stepgrade, or STEPGRADE_OUTBOX); the next
+save or push sends them. push sends the runs of a history only if --history or STEPGRADE_HISTORY names it. A
+database password is read from PGPASSWORD, ~/.pgpass or PGPASSFILE, because arguments are visible to
+everyone on the machine.
 """
 
 from __future__ import annotations
@@ -51,14 +48,14 @@ from stepgrade.store.place import DEFAULT_PATH, VARIABLE
 LISTED = 20
 _SHOWN = 10
 ACTIONS = {
-    "add": "score a run and keep it",
+    "add": "score a run and save it",
     "list": "the newest runs",
-    "show": "the scorecard of a kept run",
+    "show": "the scorecard of a saved run",
     "trend": "a metric over time, and where its level changed",
     "prune": "remove old runs",
     "export": "every run with its scorecard, one JSON object per line",
-    "push": "send what a server has not: runs that wait, and those of the history that is named",
-    "pull": "keep here what a server has",
+    "push": "send waiting runs, and those of the given history, to a server",
+    "pull": "copy runs from a server",
     "outbox": "the runs that wait for a server, and why",
 }
 
@@ -78,6 +75,7 @@ def add_options(parser: Parser) -> None:
     run_options.add_config_option(adding)
     run_options.add_setup_options(adding)
     add_input_options(adding)
+    adding.show_first("--device --tokens-per-step --branch --commit --label --history")
 
     listing = actions["list"]
     _add_selection(listing)
@@ -103,8 +101,8 @@ def add_options(parser: Parser) -> None:
     _add_output(trend)
 
     prune = actions["prune"].add_argument
-    prune("--keep", type=whole_number, metavar="N", help="the newest N runs of every branch and fingerprint")
-    prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove what was added before")
+    prune("--keep", type=whole_number, metavar="N", help="keep the newest N of every branch and fingerprint")
+    prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove runs added before this day")
     prune("--yes", action="store_true", help="remove them without asking")
     run_options.add_history_option(actions["prune"])
 
@@ -114,7 +112,7 @@ def add_options(parser: Parser) -> None:
             flag, dest="server", required=True, metavar="URL", help="https://SERVER/PROJECT"
         )
     actions["pull"].add_argument("--branch", metavar="NAME", help="only runs of this branch")
-    why = "another outbox, such as .stepgrade/outbox of a checkout, whoever put its runs there"
+    why = "another outbox, such as .stepgrade/outbox of a checkout, including runs of other users"
     for name in ("push", "outbox"):
         actions[name].add_argument("--outbox", metavar="FOLDER", help=why)
 
@@ -125,22 +123,31 @@ def add_options(parser: Parser) -> None:
 def _add_selection(parser: Parser) -> None:
     run_options.add_history_option(parser)
     parser.add_argument("--branch", metavar="NAME", help="only runs of this branch")
-    parser.add_argument("--label", action="append", default=[], type=run_options.label, metavar="NAME=TEXT")
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        type=run_options.label,
+        metavar="NAME=TEXT",
+        help="only runs with this label",
+    )
 
 
 def _add_output(parser: Parser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="terminal")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="terminal", help="output format (default: terminal)"
+    )
     add_output_file(parser)
     add_color_option(parser)
 
 
 def run(args: Namespace) -> int:
-    """Do what is asked of the history."""
+    """Run one action on the history."""
     if args.action == "add":
         card = score(
             run_options.load_run(args),
             setup=run_options.setup_from(args),
-            settings=run_options.config_from(args)[1],
+            config=run_options.config_from(args),
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
             work=args.work,
@@ -149,7 +156,7 @@ def run(args: Namespace) -> int:
         return EXIT_OK
     if args.action == "prune" and args.keep is None and args.older_than is None:
         hint = "give --keep N or --older-than YYYY-MM-DD"
-        raise BadOption("which runs to remove is not given", where="history prune", hint=hint)
+        raise BadOption("which runs to remove?", where="history prune", hint=hint)
     if args.action in ("push", "pull"):
         return _exchange(args)
     if args.action == "outbox":
@@ -167,22 +174,22 @@ def run(args: Namespace) -> int:
         else:
             output.write(_listed(history, args), args.output)
         if history.damaged:
-            complain(f"passed over in {history.name}: {history.damage()}")
+            complain(f"skipped in {history.name}: {history.damage()}")
     return EXIT_OK
 
 
 def _exchange(args: Namespace) -> int:
-    """Send runs to a server, or keep here what it has."""
-    from stepgrade.store.remote import RemoteHistory, pull, push  # needs ssl
+    """Send runs to a server, or copy its runs."""
+    from stepgrade.store.remote import RemoteHistory, pull, push
 
     with RemoteHistory(args.server) as remote:
         if args.action == "pull":
             with open_history(args.history) as local:
                 new, here = pull(local, remote, Selection(branch=args.branch))
-            output.write(f"{new} new from {remote.name}, {here} were here\n", None)
+            output.write(f"{new} new from {remote.name}, {here} already here\n", None)
             return EXIT_OK
         sent, there = remote.send_waiting() if args.outbox is None else remote.send_folder(args.outbox), 0
-        # A history that merely is there came with the checkout, for all we know.
+        # A history that nobody named may have come with the checkout.
         named = args.history or os.environ.get(VARIABLE)
         if named and args.outbox is None and not named.lower().startswith(("http:", "https:")):
             with open_history(named, create=False) as local:
@@ -191,7 +198,7 @@ def _exchange(args: Namespace) -> int:
         elif args.outbox is None and os.path.exists(DEFAULT_PATH):
             complain(f"runs of {DEFAULT_PATH} are not sent: add --history {DEFAULT_PATH} to send them")
         run_options.complain_of_outbox(remote)
-        output.write(f"{sent} sent to {remote.name}, {there} were there\n", None)
+        output.write(f"{sent} sent to {remote.name}, {there} already there\n", None)
         return EXIT_BAD_INPUT if remote.refused else EXIT_OK
 
 
@@ -202,8 +209,8 @@ class _Origin(msgspec.Struct, frozen=True):
 
 
 def _waiting(folder: str | None) -> str:
-    """Return a line for each run that waits, or was refused."""
-    from stepgrade.store.exchange import token_from_environment  # needs ssl
+    """Return a line for each run that waits or was refused."""
+    from stepgrade.store.exchange import token_from_environment
     from stepgrade.store.outbox import everything, files_in, outbox_folder
 
     place = Path(folder) if folder else outbox_folder()
@@ -223,7 +230,7 @@ def _waiting(folder: str | None) -> str:
 
 
 def _prune(history: History, args: Namespace) -> None:
-    """Say which runs would go, and remove them when `--yes` or a person at the terminal says so."""
+    """List the runs to remove, and remove them after `--yes` or a confirmation at the terminal."""
     numbers = history.prunable(keep=args.keep, older_than=args.older_than)
     which = f"{len(numbers)} of {len(history.runs())} runs in {history.name}"
     if numbers and not args.yes:
@@ -246,7 +253,7 @@ def _listed(history: History, args: Namespace) -> str:
     which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
     if args.action == "list":
         return render_runs(history.runs(which), args.format, width=width, color=color)
-    from stepgrade.store.trend import trend_of  # needs numpy
+    from stepgrade.store.trend import trend_of
 
     if args.fingerprint:
         which = msgspec.structs.replace(which, digests=(args.fingerprint,))

@@ -1,12 +1,11 @@
-"""Answer assistants: the Model Context Protocol over standard input and output.
+"""Answer assistants over the Model Context Protocol, on standard input and output.
 
-  stepgrade mcp                                  reads files below this folder
-  stepgrade mcp --root traces --root models --history https://stepgrade.example.org/llm
+An assistant can score, inspect, compare, plan and estimate files below the roots, ask what-if questions,
+and query the history for trends and findings. Nothing is written unless --allow-saving is given. Answers
+are the most relevant fields of the JSON, at most about 1,500 tokens. Needs pip install 'stepgrade[mcp]'.
 
-An assistant can score, inspect, compare, plan and estimate files below the roots, ask what a step would take
-if something were different, and ask the history for trends and findings. Nothing is written unless
---allow-saving is given. Answers are the fields of the JSON that matter, at most about 1,500 tokens.
-Needs `pip install 'stepgrade[mcp]'`.
+  stepgrade mcp
+  stepgrade mcp --root traces --root models --history runs.db
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ def add_options(parser: Parser) -> None:
         "--root",
         action="append",
         metavar="FOLDER",
-        help="what may be read (default: this folder); may be repeated",
+        help="folder that may be read (default: this one); may be repeated",
     )
-    add("--allow-saving", action="store_true", help="let the assistant keep runs in the history")
+    add("--allow-saving", action="store_true", help="let the assistant save runs in the history")
     run_options.add_history_option(parser)
 
 
 def run(args: Namespace) -> int:
-    """Answer until the assistant hangs up."""
+    """Answer until standard input ends."""
     folders = args.root or ["."]
     for folder in folders:
         if not os.path.isdir(folder):
-            raise BadOption("is no folder", where=folder)
-    from stepgrade.web.assistant import run_over_pipe  # not needed for the help
+            raise BadOption("is not a folder", where=folder)
+    from stepgrade.web.assistant import run_over_pipe
 
     run_over_pipe(folders, args.history, may_save=args.allow_saving)
     return EXIT_OK

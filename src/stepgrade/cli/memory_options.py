@@ -1,4 +1,4 @@
-"""The options that decide what a run holds in memory: kernels, precisions, sharding, and a measured peak."""
+"""The options that decide how much memory a run takes: kernels, precisions, sharding, and a measured peak."""
 
 from __future__ import annotations
 
@@ -20,44 +20,84 @@ from stepgrade.hardware.memory.fit import Anchor
 
 
 def add_memory_options(parser: Parser) -> None:
-    """Add what decides how much of a run is in memory."""
+    """Add kernels, precisions and what is offloaded."""
     add = parser.add_argument_group("memory").add_argument
+    add("--kernels", choices=KERNELS, default="transformers", help="kernel library (default: transformers)")
     add(
-        "--kernels", choices=KERNELS, default="transformers", help="whose modules run (default: transformers)"
+        "--weights",
+        choices=tuple(WEIGHTS),
+        default="master",
+        help="precision of the weights (default: master)",
     )
-    add("--weights", choices=tuple(WEIGHTS), default="master", help="how weights are kept (default: master)")
-    add("--attention", choices=ATTENTION, default="flash", help="default: flash")
-    add("--quantisation", choices=tuple(QUANTISATION), default="nf4-double", help="of QLoRA's weights")
-    add("--lora-dropout", action="store_true", help="the adapters have a dropout")
-    add("--offload", choices=OFFLOAD, default="none", help="what is kept in host memory (default: none)")
-    add("--allocator", choices=ALLOCATORS, default="default", help="expandable: expandable_segments:True")
+    add("--attention", choices=ATTENTION, default="flash", help="attention kernel (default: flash)")
     add(
-        "--lengths", choices=LENGTHS, default="fixed", help="variable: batches padded to their longest sample"
+        "--quantisation",
+        choices=tuple(QUANTISATION),
+        default="nf4-double",
+        help="of QLoRA's weights (default: nf4-double)",
     )
-    add("--optimizer-in-backward", action="store_true", help="gradients are freed as they are made")
+    add("--lora-dropout", action=BooleanOptionalAction, default=False, help="the adapters use dropout")
+    add("--offload", choices=OFFLOAD, default="none", help="what is offloaded to the host (default: none)")
+    add(
+        "--allocator",
+        choices=ALLOCATORS,
+        default="default",
+        help="expandable means expandable_segments (default: default)",
+    )
+    add(
+        "--lengths",
+        choices=LENGTHS,
+        default="fixed",
+        help="variable means padded to the longest sample (default: fixed)",
+    )
+    add(
+        "--optimizer-in-backward",
+        action=BooleanOptionalAction,
+        default=False,
+        help="the optimizer runs in backward, and frees gradients at once",
+    )
 
 
 def add_sharding_options(parser: Parser) -> None:
-    """Add how the devices share what a run holds."""
+    """Add how the devices shard the run; each option sets the parameter of its `dest`."""
     add = parser.add_argument_group("sharding").add_argument
-    add("--sequence-parallel", action=BooleanOptionalAction, default=False, help="with tensor parallelism")
-    add("--context-parallel", type=int, default=1, metavar="N", help="devices that share each sequence")
-    add("--virtual-stages", type=int, default=1, metavar="N", help="interleaved parts of a pipeline stage")
-    add("--expert-tensor-parallel", type=int, metavar="N", help="devices that share each expert's matrices")
-    add("--separate-embedding", action="store_true", help="FSDP gathers the head alone, as torchtitan does")
+    switch = BooleanOptionalAction
+    add("--sequence-parallel", dest="sequence", action=switch, default=False, help="with tensor parallelism")
+    add("--context-parallel", dest="context", type=int, default=1, metavar="N", help="devices per sequence")
+    add(
+        "--virtual-stages",
+        dest="virtual",
+        type=int,
+        default=1,
+        metavar="N",
+        help="interleaved stages per device",
+    )
+    add(
+        "--expert-tensor-parallel",
+        dest="expert_tensor",
+        type=int,
+        metavar="N",
+        help="devices per expert matrix",
+    )
+    add(
+        "--separate-embedding",
+        action=switch,
+        default=False,
+        help="FSDP gathers the head alone, as torchtitan does",
+    )
     add("--shard-group", type=int, metavar="N", help="devices that share the shards (default: all replicas)")
 
 
 def add_anchor_options(parser: Parser) -> None:
-    """Add the measured run that memory is predicted from."""
+    """Add a measured run to predict the memory from."""
     add = parser.add_argument_group("a measured run").add_argument
-    add("--anchor", metavar="FILE", help="its JSON or log: predict the memory from its peak")
-    add("--anchor-batch", type=int, metavar="N", help="its sequences per micro-batch (default: as --batch)")
-    add("--anchor-seq", type=int, metavar="N", help="its tokens per sequence (default: as --seq)")
+    add("--anchor", metavar="FILE", help="predict memory from the peak in this JSON or log")
+    add("--anchor-batch", type=int, metavar="N", help="its sequences per micro-batch (default: --batch)")
+    add("--anchor-seq", type=int, metavar="N", help="its tokens per sequence (default: --seq)")
 
 
 def anchor_from(args: Namespace) -> Anchor | None:
-    """Return the measured run of the command line; None when there is none."""
+    """Return the measured run of the command line, or None."""
     if args.anchor is None:
         return None
     from stepgrade.hardware.memory.anchor_file import read_anchor  # only with a measured run

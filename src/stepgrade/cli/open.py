@@ -1,8 +1,8 @@
-r"""Open TRACE in Perfetto: its page fetches the file from this machine, and it goes nowhere else.
+"""Open a trace in Perfetto: its page fetches the file from this machine, and it goes nowhere else.
 
-The traces of several ranks, and formats that Perfetto does not know, are opened as one annotated timeline, as
-`score --format perfetto` writes it; --annotate does so for a single trace too. Served on port 9001 of this
-machine, the only one that Perfetto's page asks, until Ctrl-C or for an hour.
+Several ranks, and formats that Perfetto does not read, are opened as one annotated timeline, as score
+--format perfetto writes it; --annotate does so for a single trace too. The file is served on port 9001 of
+this machine, the only port that Perfetto's page may use, until Ctrl-C or for an hour.
 
   stepgrade open trace.json.gz
   stepgrade open rank0.json.gz rank1.json.gz
@@ -26,28 +26,35 @@ from stepgrade.files import scratch_folder
 if TYPE_CHECKING:
     from stepgrade.report.perfetto import Shown
 
-_AS_THEY_ARE = ("kineto", "xla_trace")  # what Perfetto reads itself
+_READ_BY_PERFETTO = ("kineto", "xla_trace")
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_sources(parser)
     add = parser.add_argument
-    add("--annotate", action="store_true", help="open a single trace as the annotated timeline too")
-    add("--once", action="store_true", help="stop when the file has been fetched")
-    add("--minutes", type=float, default=60.0, metavar="N", help="stop after so long (default: 60)")
-    add("--no-browser", action="store_true", help="print the link and open nothing")
+    add("--annotate", action="store_true", help="open a single trace as the annotated timeline")
+    add("--once", action="store_true", help="stop once the file has been fetched")
+    add("--minutes", type=float, default=60.0, metavar="N", help="stop after N minutes (default: 60)")
+    add("--no-browser", action="store_true", help="print the link only")
     add_input_options(parser)
+    parser.show_first("--annotate --once --minutes --no-browser --steps --input-format")
 
 
 def run(args: Namespace) -> int:
-    """Serve the file until it was fetched, time is up, or somebody interrupts."""
+    """Serve the file until it was fetched, the time is up, or on Ctrl-C."""
     from stepgrade.cli.timeline import check_timeline, write_timeline
     from stepgrade.grading import score
+    from stepgrade.readers import registry
+    from stepgrade.readers.source import ByteSource
 
     check_timeline(args)
-    only = args.sources[0]
-    if len(args.sources) == 1 and not args.annotate and _is_read_by_perfetto(only, args):
+    only, is_read_by_perfetto = args.sources[0], False
+    if len(args.sources) == 1 and not args.annotate and os.path.isfile(only):
+        with ByteSource(only) as opened:
+            reader = None if opened.is_archive else registry.reader_for(opened, args.input_format)
+            is_read_by_perfetto = reader is not None and reader.name in _READ_BY_PERFETTO
+    if is_read_by_perfetto:
         try:
             with open(only, "rb") as file:
                 return _serve(file, only, None, args)
@@ -58,16 +65,6 @@ def run(args: Namespace) -> int:
         shown = write_timeline(score(run_options.load_run(args)), args, path)
         with open(path, "rb") as file:
             return _serve(file, path, shown, args)
-
-
-def _is_read_by_perfetto(source: str, args: Namespace) -> bool:
-    from stepgrade.readers import registry
-    from stepgrade.readers.source import ByteSource
-
-    if not os.path.isfile(source):  # a directory or a URL
-        return False
-    with ByteSource(source) as opened:
-        return not opened.is_archive and registry.reader_for(opened, args.input_format).name in _AS_THEY_ARE
 
 
 def _serve(file: BinaryIO, name: str, shown: Shown | None, args: Namespace) -> int:
@@ -85,7 +82,7 @@ def _serve(file: BinaryIO, name: str, shown: Shown | None, args: Namespace) -> i
             ends = "once it has been fetched, or with Ctrl-C"
         else:
             ends = f"with Ctrl-C, or after {args.minutes:g} minutes"
-        complain(f"served to this machine's browser alone; ends {ends}")
+        complain(f"served to this machine's browser only; stops {ends}")
         with suppress(KeyboardInterrupt):
             server.wait(args.minutes * 60.0, once=args.once)
     finally:

@@ -1,9 +1,8 @@
-"""Compare OURS with THEIRS: which operations are slower, and what the gap is made of.
+"""Compare OURS with THEIRS: which operations are slower, and where the gap comes from.
 
-Each is any profile with operations: ParityProfile JSON, a step profile, a PyTorch trace. They are
-matched by name and by what they are in a model. With more than two there is a matrix. Exit code 3
-means that too little of the time is in operations that both have; with --require, exit code 1 means
-that ours takes more than so many times as long.
+Each is a profile with operations: ParityProfile JSON, a step profile or a trace. Operations are matched by
+name and by their role in the model. More than two sources give a matrix. Exit code 1 means that ours takes
+more than --require times as long, 3 that too little of the time is in operations that both have.
 
   stepgrade parity ours.json pytorch.json
   stepgrade parity ours.json pytorch.json jax.json --require 1.10
@@ -26,24 +25,29 @@ from stepgrade.report import FORMATS
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("ours", metavar="OURS")
-    parser.add_argument("theirs", metavar="THEIRS", nargs="+")
+    parser.add_argument("ours", metavar="OURS", help="your run")
+    parser.add_argument("theirs", metavar="THEIRS", nargs="+", help="the runs to compare it with")
     parser.add_argument(
-        "--require", type=float, metavar="RATIO", help="fail when ours takes more than RATIO times as long"
+        "--require",
+        dest="required",
+        type=float,
+        metavar="RATIO",
+        help="exit with 1 if ours takes more than RATIO times as long",
     )
     add_contract_option(parser)
     add_input_options(parser)
     add_output_options(parser, FORMATS)
+    parser.show_first("--require --contract --format --output")
 
 
 def run(args: Namespace) -> int:
-    """Print the comparison; 3 when too little is comparable."""
+    """Print the comparison; return 3 when too little is comparable."""
     if args.contract == "v1":
         comparison = contract_v1.parity_v1(args)
         output.write_raw(contract_v1.render_v1(comparison, to=args.format), args.output)
         return EXIT_OK
-    if args.require is not None and not args.require > 0.0:
-        raise BadOption(f"must be above 0, not {args.require:g}", where="--require")
+    if args.required is not None and not args.required > 0.0:
+        raise BadOption(f"must be above 0, not {args.required:g}", where="--require")
     profiles = [
         load(source, input_format=args.input_format, max_bytes=args.max_bytes, max_memory=args.max_memory)
         for source in (args.ours, *args.theirs)
@@ -56,7 +60,7 @@ def run(args: Namespace) -> int:
         matrix = compare_all(tuple(profiles))
         output.write_result(matrix, args.format, args.output, args.color)
         reports = matrix.first_against
-    code, reasons = judge(reports, args.require)
+    code, reasons = judge(reports, args.required)
     for reason in reasons:
         complain(f"parity: {reason}")
     return code

@@ -1,11 +1,14 @@
-"""The parser of a command line, and the options that several commands share."""
+"""The parser of a command line: help that fits a screen, errors of one line, options that commands share."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, NoReturn
 
 from stepgrade.cli.streams import send
@@ -14,39 +17,110 @@ from stepgrade.errors import BadOption, nearest
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# argparse's way to say it, and ours.
+# argparse's wording, and ours.
 _WORDS = {
     "the following arguments are required: ": "needs ",
     "invalid int value: ": "not a whole number: ",
     "invalid float value: ": "not a number: ",
 }
 _COLUMN_DIGITS = 6
+_NARROWEST, _DEFAULT_WIDTH, _WIDEST = 40, 80, 100
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's formatter at a width of its own: it would import shutil for every option to ask for one."""
+    """argparse's formatter at our width: it would import shutil for every option to find one."""
 
     def __init__(self, prog: str) -> None:
-        columns = os.environ.get("COLUMNS", "")[:_COLUMN_DIGITS]
-        is_wide = columns.isascii() and columns.isdecimal() and int(columns) > 40
-        super().__init__(prog, width=int(columns) - 2 if is_wide else 98)
+        super().__init__(prog, max_help_position=26, width=help_width())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        from textwrap import wrap
+
+        return wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def help_width() -> int:
+    """Return the columns that help may take: COLUMNS, else the terminal's, else 80; at most 100."""
+    columns = os.environ.get("COLUMNS", "")[:_COLUMN_DIGITS]
+    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
+    if not width and sys.stdout is not None and sys.stdout.isatty():
+        with suppress(OSError, ValueError):
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+    return max(_NARROWEST, min(_WIDEST, width or _DEFAULT_WIDTH)) - 2
+
+
+class _Help(argparse.Action):
+    """Print the help: the common options, or with `const` all of them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)  # noqa: S101  for the type checker: every parser of ours is one
+        send(parser.format_help(everything=bool(self.const)))
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, with our errors: one line, and the way to the help."""
+    """argparse's parser with errors of one line, and a short and a full help.
+
+    `description` is a module's docstring: the text before its examples is in both helps, the text after them
+    in the full one only, and the examples come last.
+    """
 
     def __init__(self, *, prog: str, description: str | None, epilog: str | None = None) -> None:
         super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            formatter_class=_Formatter,
-            allow_abbrev=False,
+            prog=prog, epilog=epilog, formatter_class=_Formatter, allow_abbrev=False, add_help=False
         )
+        self._before: list[str] = []
+        self._examples: list[str] = []
+        self._after: list[str] = []
+        for part in (description or "").strip().split("\n\n"):
+            is_example = part.lstrip().startswith("stepgrade ")
+            (self._examples if is_example else self._after if self._examples else self._before).append(part)
+        self._common: tuple[str, ...] = ()
+        self._positionals.title = "arguments"
+        self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help and exit")
+        self.add_argument("--help-all", action=_Help, nargs=0, const=True, help=argparse.SUPPRESS)
+
+    def show_first(self, flags: str) -> None:
+        """Show only these options in `--help`, in this order; the others need `--help-all`."""
+        self._common = tuple(flags.split())
+
+    def format_help(self, *, everything: bool = False) -> str:
+        """Return the help: all options by group, or the common ones alone."""
+        formatter = self._get_formatter()
+        options = [each for each in self._actions if each.option_strings]
+        positionals = [each for each in self._actions if not each.option_strings]
+        needed = [f"{long_flag(each)} {each.metavar}" for each in options if each.required]
+        arguments = [
+            f"[{each.metavar}]"
+            if each.nargs == "?"
+            else f"{each.metavar}{'...' if each.nargs == '+' else ''}"
+            for each in positionals
+        ]
+        formatter.add_usage(" ".join([self.prog, *needed, "[options]", *arguments]), [], [])
+        is_short = not everything and bool(self._common or self._after)
+        for text in self._before if is_short else [*self._before, *self._after]:
+            formatter.add_text(_filled(text))
+        by_flag = {flag: each for each in options for flag in each.option_strings}
+        groups: list[tuple[str | None, list[argparse.Action]]]
+        if self._common and not everything:
+            groups = [("options", [*positionals, *(by_flag[flag] for flag in self._common)])]
+        else:
+            groups = [(group.title, group._group_actions) for group in self._action_groups]  # noqa: SLF001  no other way
+        for title, actions in groups:
+            formatter.start_section(title)
+            formatter.add_arguments([_with_choices(each) for each in actions if each.help or each.choices])
+            formatter.end_section()
+        lines = [line for part in self._examples for line in part.splitlines()]
+        examples = "\n".join(["examples:", *(f"  {line.removeprefix('  ')}" for line in lines)])
+        formatter.add_text(examples if lines else self.epilog)
+        if is_short:
+            table = ", or [run] in stepgrade.toml" if "--dtype" in by_flag else ""
+            formatter.add_text(f"more: {self.prog} --help-all{table}")
+        return formatter.format_help()
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return what the arguments say; raise BadOption with the flag that was most likely meant."""
+        """Return the parsed arguments; raise BadOption with the nearest flag for one that is unknown."""
         parsed, rest = self.parse_known_args(arguments)
         unknown = next((text for text in rest if text.startswith("-")), None)
         if unknown is not None:
@@ -58,10 +132,13 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def flags(self) -> list[str]:
-        """Return every flag of the command, those of its actions too."""
-        inner = [parser for parser in self.actions.values() if isinstance(parser, Parser)]
-        own = [flag for action in self._actions for flag in action.option_strings]
-        return list(dict.fromkeys([*own, *(flag for parser in inner for flag in parser.flags())]))
+        """Return every flag of the command and of its actions."""
+        return list(dict.fromkeys(flag for action in self.options() for flag in action.option_strings))
+
+    def options(self) -> Iterator[argparse.Action]:
+        """Yield every option of the command and of its actions."""
+        for parser in (self, *self.actions.values()):
+            yield from (action for action in parser._actions if action.option_strings)  # noqa: SLF001  as above
 
     @property
     def actions(self) -> dict[str, argparse.ArgumentParser]:
@@ -70,15 +147,15 @@ class Parser(argparse.ArgumentParser):
         return choices[0] if choices else {}
 
     def _parse_optional(self, arg_string: str):  # type: ignore[no-untyped-def]  # as argparse does not either
-        """Take a command in one argument, such as "-m train 3", for a value: no flag goes on with a blank."""
+        """Treat a command in one argument, such as "-m train 3", as a value: no flag contains a blank."""
         return None if arg_string[2:3] == " " else super()._parse_optional(arg_string)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:  # noqa: ARG002
-        """Print the help or the version; argparse would not say that the disk is full."""
+        """Print the version; unlike argparse, report a full disk."""
         send(message)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Refuse what is not among the choices, with the one that was most likely meant."""
+        """Refuse an unknown choice, with the nearest known one."""
         if action.choices is None or value in action.choices:
             return
         names = [str(choice) for choice in action.choices]
@@ -87,40 +164,72 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{str(value)!r} is not known: {known} {', '.join(names)}")
 
     def error(self, message: str) -> NoReturn:
-        """Raise BadOption instead of printing the usage and leaving."""
-        problem = message.removeprefix("argument ")
-        for theirs, ours in _WORDS.items():
-            problem = problem.replace(theirs, ours)
-        raise BadOption(problem, hint=f"see {self.prog} --help")
+        """Raise BadOption instead of printing the usage and exiting."""
+        raise BadOption(our_words(message.removeprefix("argument ")), hint=f"see {self.prog} --help")
+
+
+def our_words(message: str) -> str:
+    """Return an error of argparse in plain words."""
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
+
+
+def long_flag(action: argparse.Action) -> str:
+    """Return the first flag of an option that is a word, else its letter."""
+    return next((flag for flag in action.option_strings if flag.startswith("--")), action.option_strings[0])
+
+
+def _with_choices(action: argparse.Action) -> argparse.Action:
+    """Return the option with its choices in the help text, where lines can be broken."""
+    if not action.option_strings or not action.choices or action.metavar or not action.help:
+        return action
+    shown = copy(action)
+    text, mark, default = action.help.partition(" (default")
+    shown.metavar, shown.help = "NAME", f"{text}: {', '.join(map(str, action.choices))}{mark}{default}"
+    return shown
+
+
+def _filled(text: str) -> str:
+    """Return a paragraph filled to the help's width; indented rows continue at their second column."""
+    from textwrap import fill
+
+    width, lines = help_width(), text.splitlines()
+    prose = " ".join(line for line in lines if not line.startswith("  "))
+    filled = [fill(prose, width)] if prose else []
+    for row in lines:
+        if row.startswith("  "):
+            hang = len(row) - len(re.split(r"\S {2,}", row, maxsplit=1)[-1])
+            filled.append(fill(row, width, subsequent_indent=" " * hang))
+    return "\n".join(filled)
 
 
 def add_input_options(parser: Parser) -> None:
     """Add how sources are read."""
     group = parser.add_argument_group("reading")
-    group.add_argument(
-        "--input-format", metavar="NAME", help="read as this format instead of finding it by content"
-    )
+    group.add_argument("--input-format", metavar="NAME", help="read as this format instead of detecting it")
     group.add_argument(
         "--max-bytes",
         type=byte_count,
         default="16GiB",
         metavar="SIZE",
-        help="refuse a source larger than this once decompressed (default: 16GiB)",
+        help="refuse sources larger than this, decompressed (default: 16GiB)",
     )
     group.add_argument(
         "--max-memory",
         type=byte_count,
         metavar="SIZE",
-        help="refuse what takes more memory than this once decoded (default: a quarter of the machine's)",
+        help="refuse to use more memory than this (default: a quarter of the machine's)",
     )
 
 
 def add_output_options(
     parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json")
 ) -> argparse._ArgumentGroup:
-    """Add what is written, and where."""
+    """Add the output format, file and colour."""
     group = parser.add_argument_group("writing")
-    group.add_argument("--format", choices=formats, default="terminal", help="default: terminal")
+    shown = f"{', '.join(formats[:-1])} or {formats[-1]}"
+    group.add_argument("--format", choices=formats, default="terminal", metavar="NAME", help=shown)
     add_output_file(group)
     add_color_option(group)
     return group
@@ -128,7 +237,7 @@ def add_output_options(
 
 def add_output_file(group: argparse._ActionsContainer) -> None:
     """Add `-o`."""
-    group.add_argument("-o", "--output", metavar="FILE", help="write to this file, whole or not at all")
+    group.add_argument("-o", "--output", metavar="FILE", help="write to this file")
 
 
 def add_color_option(group: argparse._ActionsContainer) -> None:
@@ -137,17 +246,19 @@ def add_color_option(group: argparse._ActionsContainer) -> None:
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour in a terminal (default: auto, which honours NO_COLOR and FORCE_COLOR)",
+        metavar="WHEN",
+        help="auto, always or never; auto honours NO_COLOR and FORCE_COLOR",
     )
 
 
 def add_contract_option(parser: Parser) -> None:
-    """Add the choice between the reference and our corrections of it."""
+    """Add the choice of the contract."""
     parser.add_argument(
         "--contract",
         choices=("v1", "v2"),
         default="v2",
-        help="v1 is the reference, bit for bit; v2, the default, corrects it where real profiles need it",
+        metavar="NAME",
+        help="v1 is the reference, bit for bit; v2 (the default) corrects it for real profiles",
     )
 
 

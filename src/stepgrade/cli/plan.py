@@ -1,12 +1,11 @@
-r"""Show which ways of running it on many devices fit, and which is fastest.
+r"""Find the fastest way to run a model on many devices that fits in memory.
 
-Tensor, pipeline, context and expert parallelism, sharding, checkpointing and micro-batch are tried together.
-Plans that fit come first, ranked by the throughput that they allow, each with what keeps it from more and
-with the flags that start it; plans too close to call follow.
+Tensor, pipeline, context and expert parallelism, sharding, checkpointing and micro-batch are tried
+together. Plans that fit come first, ranked by throughput, each with what limits it and the flags that start
+it; plans too close to call follow.
 
-  stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 --global-batch 512 --seq 8192
-  stepgrade plan --model config.json --device mi300x --devices 8 --global-batch 64 --seq 4096 \\
-                 --trainer torchtitan --format json
+  stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 \
+                 --global-batch 512 --seq 8192
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
-from stepgrade.cli.run_options import add_hardware_options, add_run_options
+from stepgrade.cli.run_options import add_config_option, add_hardware_options, add_run_options
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.cost.plan import Plan, find_dtype
 from stepgrade.hardware.planner import (
@@ -34,14 +33,38 @@ def add_options(parser: Parser) -> None:
     add_hardware_options(parser)
     add_run_options(parser)
     add = parser.add_argument_group("cluster").add_argument
-    add("--devices", dest="plan_devices", type=int, required=True, metavar="N", help="devices in all")
-    add("--global-batch", type=int, required=True, metavar="N", help="sequences in one step, on all devices")
-    add("--per-node", type=int, default=DEFAULT_PER_NODE, metavar="N", help=f"default: {DEFAULT_PER_NODE}")
-    network = f"between nodes, for each device (default: {DEFAULT_NETWORK_GB_S:g})"
-    add("--network", type=float, default=DEFAULT_NETWORK_GB_S, metavar="GB_S", help=network)
-    add("--trainer", action="append", choices=tuple(TRAINERS), help="only this one; may be repeated")
-    add("--top", type=int, default=10, metavar="N", help="how many plans are shown (default: 10)")
+    add("--devices", dest="plan_devices", type=int, required=True, metavar="N", help="number of devices")
+    add("--global-batch", type=int, required=True, metavar="N", help="sequences per step")
+    add(
+        "--per-node",
+        type=int,
+        default=DEFAULT_PER_NODE,
+        metavar="N",
+        help=f"devices per node (default: {DEFAULT_PER_NODE})",
+    )
+    network = f"bandwidth between nodes, per device (default: {DEFAULT_NETWORK_GB_S:g})"
+    add(
+        "--network",
+        dest="network_gb_s",
+        type=float,
+        default=DEFAULT_NETWORK_GB_S,
+        metavar="GB_S",
+        help=network,
+    )
+    add(
+        "--trainer",
+        dest="trainers",
+        action="append",
+        choices=tuple(TRAINERS),
+        help="only this trainer; may be repeated",
+    )
+    add("--top", dest="most", type=int, default=10, metavar="N", help="plans to show (default: 10)")
+    add_config_option(parser)
     add_output_options(parser)
+    parser.show_first(
+        "--model --device --devices --global-batch --seq --per-node --network --trainer --top "
+        "--format --output"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -67,8 +90,8 @@ def run(args: Namespace) -> int:
         plan=chosen,
         dtype=chosen.dtype,
     )
-    cluster = Cluster(devices=args.plan_devices, per_node=args.per_node, network_gb_s=args.network)
-    trainers = tuple(args.trainer) if args.trainer else tuple(TRAINERS)
-    request = PlanRequest(cluster=cluster, global_batch=args.global_batch, trainers=trainers, most=args.top)
+    cluster = Cluster(devices=args.plan_devices, per_node=args.per_node, network_gb_s=args.network_gb_s)
+    trainers = tuple(args.trainers) if args.trainers else tuple(TRAINERS)
+    request = PlanRequest(cluster=cluster, global_batch=args.global_batch, trainers=trainers, most=args.most)
     output.write_result(plan(setup, request), args.format, args.output, args.color)
     return EXIT_OK

@@ -1,14 +1,12 @@
-r"""Run a training script and record where its steps' time goes.
+"""Run a training script, record where its steps' time goes, and grade it.
 
-SCRIPT runs unchanged, with its own arguments after it: the model, the optimizer and the DataLoaders are
-found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains
-is recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard
-error; the exit code is the script's own. Options of stepgrade come before SCRIPT.
-Needs torch: pip install 'stepgrade[torch]'.
+SCRIPT runs unchanged, with its own arguments: model, optimizer and DataLoaders are found automatically. It
+may also be a launcher such as torchrun; every process that trains is recorded. At the end, or on Ctrl-C,
+the step profile is written and its scorecard shown on standard error. The exit code is the script's own.
+Options of stepgrade go before SCRIPT. Needs torch: pip install 'stepgrade[torch]'.
 
   stepgrade record train.py --lr 3e-4
   stepgrade record --device h100-sxm5-80gb -o run.json train.py
-  stepgrade record -m my_project.train --epochs 1
   stepgrade record torchrun --nproc-per-node 8 train.py
 """
 
@@ -34,25 +32,21 @@ def add_options(parser: Parser) -> None:
     """Declare the command line; everything from SCRIPT on belongs to the script."""
     add = parser.add_argument
     add("command", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
-    add("-m", dest="as_module", action="store_true", help="SCRIPT is the name of a module")
+    add("-m", dest="as_module", action="store_true", help="SCRIPT is a module name")
     add("-o", "--output", default="stepgrade.json", metavar="FILE", help="default: stepgrade.json")
-    add(
-        "--tokens-per-step",
-        type=float,
-        metavar="N",
-        help="tokens in one step, when the inputs do not show it",
-    )
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, if the inputs do not show it")
     add("--layers", action="append", metavar="NAME", help="modules to time, such as model.layers.*")
-    add("--ops-every", type=int, metavar="N", help="profile the operations of one step in N")
-    add("--warmup", type=int, default=3, metavar="N", help="steps left out at the start (default: 3)")
+    add("--ops-every", type=int, metavar="N", help="profile operations on every Nth step")
+    add("--warmup", type=int, default=3, metavar="N", help="steps to skip at the start (default: 3)")
     add("--quiet", action="store_true", help="no progress line and no scorecard")
     recorded.add_options(parser)
     add_color_option(parser)
     add_setup_options(parser)
+    parser.show_first("-m --output --html --steps --device --baseline --versus --repeat --save")
 
 
 def run(args: Namespace) -> int:
-    """Run the script; return its own exit code, or end by the signal that ended it."""
+    """Run the script; return its exit code, or end by the signal that ended it."""
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
         raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
     setup_from(args)
@@ -63,7 +57,7 @@ def run(args: Namespace) -> int:
         "ops_every": args.ops_every,
         "warmup": args.warmup,
         "max_steps": args.steps,
-        "readable_by": config_from(args)[0].files.readable_by,
+        "readable_by": config_from(args).files.readable_by,
     }
     if args.repeat is not None or args.versus is not None:
         return recorded.run_repeated(args, options)
@@ -78,7 +72,7 @@ def run(args: Namespace) -> int:
     is_wanted = not args.quiet or args.html is not None or args.save
     if is_wanted and os.environ.get("RANK", "0") == "0":
         try:
-            _tell(launched)
+            _report(launched)
             if launched.recorded:
                 paths = recorded.of_one_run([each.path for each in launched.recorded])
                 card = recorded.grade(args, paths, may_measure=launched.code >= 0)
@@ -97,15 +91,15 @@ def run(args: Namespace) -> int:
     return launched.code
 
 
-def _tell(launched: Launched) -> None:
-    """Say what was recorded, and what is missing of it."""
+def _report(launched: Launched) -> None:
+    """Report what was recorded, and what is missing."""
     if launched.code < 0:
         complain(f"the script was ended by {signal.Signals(-launched.code).name}")
     for each in launched.recorded:
         steps = "1 step" if each.steps == 1 else f"{each.steps} steps"
         lost = each.steps - (load(os.fspath(each.path)).recorded_steps or 0)
         missing = (
-            f"; the last {lost} are not in it" if lost > 1 else "; the last one is not in it" if lost else ""
+            f"; the last {lost} are missing" if lost > 1 else "; the last one is missing" if lost else ""
         )
         complain(f"recorded {steps} in {each.path}{missing}")
     if not launched.recorded:
@@ -119,11 +113,11 @@ def _why_no_step(launched: Launched) -> str:
         return f"the script ended{code} before a step was seen"
     if "torch" in launched.frameworks:
         return (
-            "none of its processes took a step of a torch optimizer, or a backward pass and another after it "
-            "(in a loop that does neither, or is compiled as a whole, call step() of sg.watch(model))"
+            "no process took a step of a torch optimizer, or ran two backward passes "
+            "(if the loop does neither, or is compiled as a whole, call step() of sg.start_recording(model))"
         )
     if others:
-        return f"it trains with {others}, and only PyTorch is recorded; score what its own profiler writes"
+        return f"it trains with {others}, and only PyTorch is recorded; score the trace of its own profiler"
     if not launched.had_python:
-        return "none of its processes is a Python that heeds PYTHONPATH (python -I and -E do not)"
-    return "none of its processes imported torch"
+        return "no process was a Python that honours PYTHONPATH (python -I and -E do not)"
+    return "no process imported torch"

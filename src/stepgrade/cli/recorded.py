@@ -1,4 +1,4 @@
-"""What `record` does with its recordings: grade them, compare, write a page, keep, repeat."""
+"""What `record` does with its recordings: grade, compare, write a page, save, repeat."""
 
 from __future__ import annotations
 
@@ -22,33 +22,28 @@ from stepgrade.scoring.target import needs_measuring
 def add_options(parser: Parser) -> None:
     """Declare what is done with the recording."""
     add = parser.add_argument
-    add("--steps", type=int, metavar="N", help="record so many steps; the training goes on without")
-    add("--html", metavar="FILE", help="write the scorecard as a page too")
-    add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
-    add("--repeat", type=int, metavar="N", help="run it so often, to see how much identical runs differ")
-    add(
-        "--versus",
-        metavar="COMMAND",
-        help="another script and its arguments, run in turns, to compare with",
-    )
+    add("--steps", type=int, metavar="N", help="record N steps, then let the training continue")
+    add("--html", metavar="FILE", help="also write the scorecard as an HTML page")
+    add("--baseline", metavar="FILE", help="an earlier run: its scorecard (JSON) or profile")
+    add("--repeat", type=int, metavar="N", help="run it N times, to measure the noise")
+    add("--versus", metavar="COMMAND", help="compare with this command, run in turns")
     run_options.add_allow_different_option(parser)
-    run_options.add_history_option(parser)
-    run_options.add_save_options(parser, "with its scorecard")
     run_options.add_config_option(parser)
+    run_options.add_save_options(parser)
 
 
 def check_options(args: Namespace) -> None:
-    """Raise BadOption for what makes no sense, before anything is run."""
+    """Raise BadOption for invalid values, before anything is run."""
     for field in ("steps", "repeat"):
         value = getattr(args, field)
         if value is not None and value < 1:
-            raise BadOption(f"--{field} must be 1 or more")
+            raise BadOption(f"--{field} must be at least 1")
     if args.repeat is not None and args.baseline is not None:
-        raise BadOption("--repeat compares with --versus COMMAND, not with --baseline")
+        raise BadOption("--repeat cannot be combined with --baseline", hint="compare with --versus COMMAND")
 
 
 def grade(args: Namespace, paths: Sequence[Path], *, may_measure: bool = True) -> Scorecard:
-    """Return the scorecard of a run's recordings; a processor that was never measured is measured for it."""
+    """Return the scorecard of a run's recordings; measure this processor first if it never was."""
     setup, profile = run_options.setup_from(args), load(*paths)
     if may_measure and needs_measuring(profile, setup):
         _measure(profile)
@@ -57,13 +52,13 @@ def grade(args: Namespace, paths: Sequence[Path], *, may_measure: bool = True) -
         profile,
         setup=setup,
         baseline=before,
-        settings=run_options.config_from(args)[1],
+        config=run_options.config_from(args),
         allow_different=args.allow_different,
     )
 
 
 def keep(args: Namespace, card: Scorecard) -> None:
-    """Write the page and the history's run that were asked for."""
+    """Write the page, and save the run, if requested."""
     if args.html is not None:
         output.write_result(card, "html", args.html, args.color)
         complain(f"the scorecard is in {args.html}")
@@ -72,18 +67,18 @@ def keep(args: Namespace, card: Scorecard) -> None:
 
 
 def of_one_run(paths: Sequence[Path]) -> Sequence[Path]:
-    """Return the files of the ranks of one run; of other processes that trained, the first alone."""
+    """Return the files of the ranks of one run; only the first if the processes are separate runs."""
     if len(paths) < 2 or any((load(path).world_size or 1) < 2 for path in paths):
         return paths[:1]
     return paths
 
 
 def run_repeated(args: Namespace, options: dict[str, object]) -> int:
-    """Run the command several times, in turns with another one if there is one, and compare.
+    """Run the command several times, in turns with the other one if there is one, and compare.
 
     Return the gate's exit code when two commands were compared, else 0.
     """
-    from stepgrade.record.repeat import run_in_turns  # only when asked for
+    from stepgrade.record.repeat import run_in_turns
 
     commands = [["-m", *args.command] if args.as_module else args.command]
     if args.versus is not None:
@@ -100,7 +95,7 @@ def run_repeated(args: Namespace, options: dict[str, object]) -> int:
     else:
         from stepgrade.gating.run import gate
 
-        report = gate(cards[0], baselines=cards[1], config=run_options.config_from(args)[0])
+        report = gate(cards[0], baseline=cards[1], config=run_options.config_from(args))
         result, code = report, report.exit_code
     if not args.quiet:
         output.write_result(result, "terminal", None, args.color)
@@ -108,14 +103,14 @@ def run_repeated(args: Namespace, options: dict[str, object]) -> int:
 
 
 def _measure(profile: Profile) -> None:
-    """Measure this processor once; without that there is a bound of the grade at best."""
-    from stepgrade.hardware.detect import processor  # once on a machine
+    """Measure this processor once; without a measurement the grade is at best bounded."""
+    from stepgrade.hardware.detect import processor
     from stepgrade.hardware.measure import measure_here
 
     here = processor()
     if profile.recorded is None or profile.recorded.processor != here.name:
         return  # recorded elsewhere
-    complain("measuring what this processor can do, once, for the grade (some seconds) …")
+    complain("measuring this processor once, for the grade (takes seconds) …")
     try:
         measured = measure_here(lambda _: None, gpu=False)
     except NotMeasured as error:

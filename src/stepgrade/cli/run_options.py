@@ -1,4 +1,4 @@
-"""The options of a run (sources, figures, hardware, model, history), and what is made of them."""
+"""The options of a run (sources, figures, hardware, model, history), and the setup they describe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
@@ -26,41 +28,17 @@ from stepgrade.hardware.cost.plan import (
 from stepgrade.hardware.setup import Setup
 
 if TYPE_CHECKING:
-    from stepgrade.diagnosis.settings import Settings
     from stepgrade.model import Profile
     from stepgrade.model.scorecard import Scorecard
     from stepgrade.store import History
 
 WORK = ("training", "inference")
-OLD_OUTBOX = ".stepgrade/outbox"  # where versions before 2.1 kept what waits for a server
-# Options that only estimate and plan have, and the fields of Parallelism and Plan that they set.
-_SHARDING = {
-    "sequence_parallel": "sequence",
-    "context_parallel": "context",
-    "virtual_stages": "virtual",
-    "expert_tensor_parallel": "expert_tensor",
-    "separate_embedding": "separate_embedding",
-    "shard_group": "shard_group",
-}
-_MEMORY = {
-    name: name
-    for name in (
-        "kernels",
-        "weights",
-        "attention",
-        "quantisation",
-        "lora_dropout",
-        "offload",
-        "allocator",
-        "lengths",
-        "optimizer_in_backward",
-    )
-}
+OLD_OUTBOX = ".stepgrade/outbox"  # where older versions kept runs that wait for a server
 
 
 def add_sources(parser: Parser) -> None:
     """Add the sources of one run, and which of its steps to look at."""
-    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="files or directories of one run")
     parser.add_argument(
         "--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7"
     )
@@ -68,27 +46,25 @@ def add_sources(parser: Parser) -> None:
     add(
         "--engine",
         metavar="NAME",
-        help="where ranks are read: here, pool (of processes; the default where it pays), dask (on this "
-        "machine), or dask://HOST:PORT",
+        help="read ranks in this process (here), in a pool of processes (pool, the default for large runs), "
+        "or with Dask (dask, dask://HOST:PORT)",
     )
     add("--workers", type=int, metavar="N", help="processes that read (default: as cores and memory allow)")
-    add("--sample-ranks", type=int, metavar="N", help="look at N ranks only, spread over all: a first look")
-    add(
-        "--no-cache", action="store_true", help="neither keep what is made of each rank, nor use what is kept"
-    )
+    add("--sample-ranks", type=int, metavar="N", help="read only N ranks, evenly spread, for a first look")
+    add("--no-cache", dest="cache", action="store_false", help="do not read or write the cache of ranks")
     add(
         "--unreadable",
         dest="most_unreadable",
         type=share,
         default=0.05,
         metavar="SHARE",
-        help="go on while at most this share of the ranks cannot be read (default: 5%%)",
+        help="continue while at most this share of the ranks is unreadable (default: 5%%)",
     )
 
 
 def load_run(args: Namespace, *sources: str) -> Profile:
     """Read the run that the command line names (or `sources`), with a progress line when it takes long."""
-    from stepgrade.cli.progress import progress_line  # an estimate reads no run
+    from stepgrade.cli.progress import progress_line
     from stepgrade.loading import load
 
     with progress_line() as line:
@@ -104,41 +80,47 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             workers=args.workers,
             most_unreadable=args.most_unreadable,
             sample_ranks=args.sample_ranks,
-            cache=not args.no_cache,
-            dialects=config_from(args)[0].dialects if "config" in args else load_config().dialects,
+            cache=args.cache,
+            dialects=config_from(args).dialects,
         )
 
 
 def add_figure_options(parser: Parser) -> None:
     """Add the figures of a measured run that its source may not have."""
-    add = parser.add_argument
-    add_throughput_option(parser)
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
-    add("--work", choices=WORK, help="what the steps hold, where the source does not show it")
-    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
-    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
+    group = parser.add_argument_group("measured")
+    add_throughput_option(group)
+    add = group.add_argument
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to compute the throughput")
+    add("--work", choices=WORK, help="what the steps do, if the source does not show it")
+    add("--bytes-per-token", type=float, metavar="B", help="memory traffic of one token, in bytes")
+    add("--flops-per-token", type=float, metavar="F", help="FLOPs of one token")
 
 
-def add_throughput_option(parser: Parser) -> None:
-    """Add the throughput that was measured."""
-    parser.add_argument(
+def add_throughput_option(group: argparse._ActionsContainer) -> None:
+    """Add the measured throughput."""
+    group.add_argument(
         "--throughput",
         dest="throughput_tok_s",
         type=float,
         metavar="TOK_S",
-        help="tokens per second of the whole run",
+        help="measured tokens per second of the whole run",
     )
 
 
 def add_setup_options(parser: Parser) -> None:
-    """Add how the device is named or described, the model, and how it is trained."""
+    """Add the device, the model, and how it is trained; each option sets the parameter of its `dest`."""
     add_hardware_options(parser)
     add = add_run_options(parser).add_argument
-    add("--batch", type=int, metavar="N", help="sequences per micro-batch on one replica")
+    add("--batch", type=int, metavar="N", help="sequences per micro-batch and replica")
     add("--micro-batches", type=int, default=1, metavar="N", help="micro-batches per step (default: 1)")
-    add("--packed-seq", type=float, metavar="N", help="length of the texts packed into a sequence")
-    add("--checkpointing", choices=CHECKPOINTING, default="none", help="what is recomputed (default: none)")
-    add("--loss", choices=tuple(LOSSES), default="upcast", help="how logits become a loss (default: upcast)")
+    add("--packed-seq", type=float, metavar="N", help="mean length of the texts packed into a sequence")
+    add(
+        "--checkpointing",
+        choices=CHECKPOINTING,
+        default="none",
+        help="activation checkpointing (default: none)",
+    )
+    add("--loss", choices=tuple(LOSSES), default="upcast", help="loss kernel (default: upcast)")
     add("--dequantise", choices=DEQUANTISE, default="unfused", help="QLoRA kernels (default: unfused)")
     add(
         "--convention",
@@ -148,17 +130,44 @@ def add_setup_options(parser: Parser) -> None:
         help=f"how FLOPs are counted: {', '.join(CONVENTIONS)} (default: {DEFAULT_CONVENTION})",
     )
     add = parser.add_argument_group("parallelism").add_argument
-    add("--world-size", type=int, default=1, metavar="N", help="devices that share the run (default: 1)")
-    add("--data-parallel", choices=tuple(ZERO_STAGE), default="ddp", help="default: ddp")
-    add("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
-    add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages that share the layers")
-    add("--expert-parallel", type=int, default=1, metavar="N", help="devices that share the experts")
+    add(
+        "--world-size",
+        dest="devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices in the run (default: 1)",
+    )
+    add(
+        "--data-parallel",
+        dest="data",
+        choices=tuple(ZERO_STAGE),
+        default="ddp",
+        help="sharding (default: ddp)",
+    )
+    add(
+        "--tensor-parallel",
+        dest="tensor",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices per matrix (default: 1)",
+    )
+    add("--pipeline-parallel", dest="pipeline", type=int, default=1, metavar="N", help="stages (default: 1)")
+    add(
+        "--expert-parallel",
+        dest="expert",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices per set of experts (default: 1)",
+    )
 
 
 def add_hardware_options(parser: Parser) -> None:
     """Add how the device is named or described."""
     add = parser.add_argument_group("hardware").add_argument
-    add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
+    add("--device", metavar="KEY", help="accelerator; stepgrade devices lists the keys")
     add("--device-file", metavar="TOML", help="a description of your own device")
     add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
     add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
@@ -169,74 +178,38 @@ def add_run_options(parser: Parser) -> argparse._ArgumentGroup:
     """Add the model, and how it is trained."""
     group = parser.add_argument_group("run")
     add = group.add_argument
-    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
+    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or its folder")
     add("--seq", type=int, metavar="N", help="tokens per sequence")
     add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
     add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
-    add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
+    add("--rank", type=int, default=16, metavar="R", help="rank of the LoRA adapters (default: 16)")
     add("--lora-targets", default="all", metavar="NAMES", help="all, attention, or q,k,v,… (default: all)")
-    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="optimizer (default: adamw)")
     return group
 
 
 def setup_from(args: Namespace, profile: Profile | None = None) -> Setup:
-    """Return what the command line says of hardware and run; raise BadOption where it makes no sense.
+    """Return the setup that the options describe; raise BadOption where they make no sense.
 
-    What a log says of its run completes it: batch, sequence, devices.
+    A log's own batch, sequence length and device count fill in what is not given.
     """
+    given = vars(args)
     dtype, plan = find_dtype(args.dtype), None
-    batch, seq, world_size = args.batch, args.seq, args.world_size
+    batch, seq, devices = args.batch, args.seq, args.devices
     if profile is not None and profile.log is not None and profile.recorded is not None:
         seq = seq or profile.recorded.seq
         batch = batch or profile.recorded.batch
-        if world_size == 1:
-            world_size = profile.world_size or 1
-    parallel = Parallelism(
-        devices=world_size,
-        data=args.data_parallel,
-        tensor=args.tensor_parallel,
-        pipeline=args.pipeline_parallel,
-        expert=args.expert_parallel,
-        **_given(args, _SHARDING),
-    )
+        if devices == 1:
+            devices = profile.world_size or 1
+
+    def of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+        return {name: given[name] for name in kind.__struct_fields__ if name in given}
+
+    parallel = Parallelism(**of(Parallelism) | {"devices": devices})
     if args.model is not None and batch is not None and seq is not None:
-        plan = Plan(
-            batch=batch,
-            seq=seq,
-            micro_batches=args.micro_batches,
-            dtype=dtype,
-            method=args.method,
-            rank=args.rank,
-            lora_targets=args.lora_targets,
-            optimizer=args.optimizer,
-            checkpointing=args.checkpointing,
-            loss=args.loss,
-            dequantise=args.dequantise,
-            packed_seq=args.packed_seq,
-            parallel=parallel,
-            **_given(args, _MEMORY),
-        )
-    return Setup(
-        device=args.device,
-        device_file=args.device_file,
-        peak_bw_gb_s=args.peak_bw_gb_s,
-        peak_tflops=args.peak_tflops,
-        link_gb_s=args.link_gb_s,
-        # A command without these options has no figures of a measured run.
-        bytes_per_token=getattr(args, "bytes_per_token", None),
-        flops_per_token=getattr(args, "flops_per_token", None),
-        model=args.model,
-        plan=plan,
-        convention=args.convention,
-        dtype=dtype,
-        devices=parallel.devices,
-    )
-
-
-def _given(args: Namespace, fields: dict[str, str]) -> dict[str, Any]:
-    """Return what the options say that only some commands have, by the field that each sets."""
-    said = vars(args)
-    return {field: said[option] for option, field in fields.items() if option in said}
+        chosen = {"batch": batch, "seq": seq, "dtype": dtype, "parallel": parallel}
+        plan = Plan(**of(Plan) | chosen)
+    return Setup(**of(Setup) | {"plan": plan, "dtype": dtype, "devices": devices})
 
 
 def add_allow_different_option(parser: Parser) -> None:
@@ -246,60 +219,55 @@ def add_allow_different_option(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FIELD",
-        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
+        help="compare even if this part of the fingerprint differs (device, versions, …, or all)",
     )
 
 
 def add_config_option(parser: Parser, *names: str) -> None:
     """Add `--config`, and other names that a command has for it."""
-    parser.add_argument(
-        *names,
-        "--config",
-        dest="config",
-        metavar="TOML",
-        help=f"limits, ignored rules, budgets and waivers (default: ./{DEFAULT_PATH} if there is one)",
-    )
+    parser.add_argument("--config", *names, metavar="TOML", help=f"settings file (default: ./{DEFAULT_PATH})")
 
 
-def config_from(args: Namespace) -> tuple[Config, Settings | None]:
-    """Return what `--config` or ./stepgrade.toml says, and its limits and ignored rules (None: no file)."""
-    if args.config is None and not os.path.isfile(DEFAULT_PATH):
-        return Config(), None
-    from stepgrade.diagnosis.settings import settings_from  # only with a file
+def config_from(args: Namespace) -> Config:
+    """Return the settings of `--config` or ./stepgrade.toml, checked in full; defaults without a file."""
+    config = load_config(vars(args).get("config"))
+    if config.limits or config.rules:
+        from stepgrade.diagnosis.settings import settings_from
 
-    config = load_config(args.config)
-    return config, settings_from(config, args.config or DEFAULT_PATH)
+        settings_from(config)
+    return config
 
 
-def add_history_option(parser: Parser) -> None:
+def add_history_option(parser: argparse._ActionsContainer) -> None:
     """Add `--history`."""
     parser.add_argument(
         "--history",
         metavar="PLACE",
-        help="a file, postgresql://… or https://SERVER/PROJECT with a token in STEPGRADE_TOKEN "
-        "(default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
+        help="file, postgresql://… or https://SERVER/PROJECT (default: "
+        "STEPGRADE_HISTORY, else .stepgrade/history.db)",
     )
 
 
-def add_save_options(parser: Parser, when: str) -> None:
-    """Add `--save` and what goes with it."""
-    group = parser.add_argument_group("keeping")
-    group.add_argument("--save", action="store_true", help=f"keep the run in the history, {when}")
+def add_save_options(parser: Parser, when: str = "") -> None:
+    """Add `--save`, where the run comes from, and `--history`."""
+    group = parser.add_argument_group("history")
+    group.add_argument("--save", action="store_true", help=f"save the run in the history{when}")
     add_origin_options(group)
+    add_history_option(group)
 
 
 def add_origin_options(group: argparse._ActionsContainer) -> None:
     """Add where a run comes from."""
-    group.add_argument("--commit", metavar="SHA", help="default: the checkout's, or what CI says")
-    group.add_argument("--branch", metavar="NAME", help="default: the checkout's, or what CI says")
+    group.add_argument("--commit", metavar="SHA", help="default: the checkout's, or CI's")
+    group.add_argument("--branch", metavar="NAME", help="default: the checkout's, or CI's")
     group.add_argument(
         "--label", action="append", default=[], type=label, metavar="NAME=TEXT", help="may be repeated"
     )
 
 
 def save_run(card: Scorecard, args: Namespace) -> None:
-    """Add a run to the history, and say so on standard error."""
-    from stepgrade.store import NewRun, open_history  # only when something is kept
+    """Add a run to the history, and report its number on standard error."""
+    from stepgrade.store import NewRun, open_history
     from stepgrade.store.git import branch_here, commit_here
 
     run = NewRun(
@@ -308,15 +276,15 @@ def save_run(card: Scorecard, args: Namespace) -> None:
         branch=args.branch or branch_here(),
         labels=dict(args.label),
     )
-    with open_history(args.history, readable_by=config_from(args)[0].files.readable_by) as history:
+    with open_history(args.history, readable_by=config_from(args).files.readable_by) as history:
         number = history.add(run)
         if number:
-            complain(f"kept as run {number} in {history.name}")
+            complain(f"saved as run {number} in {history.name}")
         complain_of_outbox(history)
 
 
 def complain_of_outbox(history: History) -> None:
-    """Say what waits and why, and that runs in the checkout's own outbox are not sent unless asked for."""
+    """Report the runs that wait and why; those in the checkout's own outbox are sent only on request."""
     remarks = getattr(history, "remarks", None)
     if remarks is None:  # not on a server
         return
@@ -324,7 +292,7 @@ def complain_of_outbox(history: History) -> None:
         complain(remark)
     if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):
         complain(
-            f"the runs in {OLD_OUTBOX} are not sent, they came with the checkout or from an older version: "
+            f"the runs in {OLD_OUTBOX} are not sent: they came with the checkout or from an older version; "
             f"list them with stepgrade history outbox --outbox {OLD_OUTBOX}, send them with "
             f"stepgrade history push --to {history.name} --outbox {OLD_OUTBOX}"
         )

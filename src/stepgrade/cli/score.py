@@ -1,18 +1,16 @@
-r"""Grade the run in SOURCE against what its hardware allows.
+"""Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a trace (torch.profiler, Nsight Systems' sqlite export, JAX's .xplane.pb, rocprofv3, rpd), a
-training log or a metrics file (TensorBoard, W&B, CSV, …), a recording of stepgrade record or its journal,
-a step profile or ParityProfile (JSON), plain or gzipped, or - for standard input. Several traces or
-recordings, or a directory of them, are the ranks of one run; a log beside a trace is of the same run.
-Without a throughput and a ceiling the run is shown but not graded.
+SOURCE is a trace (torch.profiler, Nsight Systems, JAX, rocprofv3), a training log or metrics file, a
+recording of stepgrade record, a memory snapshot or a step profile; the format is found by content. Several
+traces, or a directory of them, are the ranks of one run. Without a throughput and a ceiling the run is
+shown but not graded.
 
-  stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
+  stepgrade score trace.json.gz
   stepgrade score train.log --device h100-sxm5-80gb --model config.json
-  stepgrade score train.log trace.json.gz
-  stepgrade score profile.json --throughput 2140 --device rtx-4060-laptop \
-                  --model config.json --batch 4 --seq 512 --method qlora
-  stepgrade score rank0.json.gz rank1.json.gz --device h100-sxm5-80gb
+  stepgrade score traces/ --format html -o report.html
   stepgrade score new.json --baseline old.json --fail-on warning
+
+A log beside a trace belongs to the same run. Files may be gzipped, and - reads standard input.
 """
 
 from __future__ import annotations
@@ -36,29 +34,28 @@ _PERFETTO = "perfetto"
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_sources(parser)
-    run_options.add_figure_options(parser)
     add = parser.add_argument
-    add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
+    add("--baseline", metavar="FILE", help="an earlier run: its scorecard (JSON) or profile")
     add(
         "--fail-on",
         action="append",
         default=[],
         metavar="WHAT",
-        help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
-        "worse (grade:C); may be repeated",
+        help="exit with 1 on warning, critical or, say, grade:C",
     )
     run_options.add_allow_different_option(parser)
-    run_options.add_history_option(parser)
-    run_options.add_save_options(parser, "with its scorecard")
     run_options.add_config_option(parser)
     add_contract_option(parser)
+    run_options.add_figure_options(parser)
     run_options.add_setup_options(parser)
+    run_options.add_save_options(parser)
     add_input_options(parser)
     add_output_options(parser, (*FORMATS, _PERFETTO))
+    parser.show_first("--device --model --throughput --baseline --fail-on --save --format --output")
 
 
 def run(args: Namespace) -> int:
-    """Print the scorecard; 1 when --fail-on says no, 3 when it cannot say."""
+    """Print the scorecard; return 1 when a condition of --fail-on holds, 3 when that cannot be told."""
     conditions = [parse_condition(text) for text in args.fail_on]
     check_conditions(conditions, has_baseline=args.baseline is not None)
     card: Scorecard | TrainingScorecard
@@ -78,7 +75,7 @@ def run(args: Namespace) -> int:
 
 def _score(args: Namespace) -> Scorecard:
     if args.model is None:
-        run_options.setup_from(args)  # what makes no sense is refused before anything is read
+        run_options.setup_from(args)  # nonsense is refused before anything is read
     profile = run_options.load_run(args)
     setup = run_options.setup_from(args, profile)
     before = None
@@ -88,7 +85,7 @@ def _score(args: Namespace) -> Scorecard:
         profile,
         baseline=before,
         setup=setup,
-        settings=run_options.config_from(args)[1],
+        config=run_options.config_from(args),
         allow_different=args.allow_different,
         throughput_tok_s=args.throughput_tok_s,
         tokens_per_step=args.tokens_per_step,

@@ -1,13 +1,14 @@
-r"""Serve a history to a team: pages for people, an interface for CI.
+r"""Serve a history to a team: pages for people, an API for CI.
 
-There are three ways to be reached, each asked for by name; anything else refuses to start.
+There are three ways to grant access: to this machine only (the default), by tokens, or by a trusted proxy.
 
-  stepgrade serve                                              this machine alone, without accounts
+  stepgrade serve
   stepgrade serve --tokens --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-  stepgrade serve --trusted-proxy 10.0.0.5 --host 10.0.0.9 --public-url https://stepgrade.example.org
+  stepgrade serve --trusted-proxy 10.0.0.5 --host 10.0.0.9 \
+                  --public-url https://stepgrade.example.org
 
-The store is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names; with PostgreSQL,
-several servers may share one. Tokens are made by `stepgrade admin token`. docs/server.md is for operators.
+The store is --history, else STEPGRADE_HISTORY, else .stepgrade/history.db; several servers may share a
+PostgreSQL database. Create tokens with stepgrade admin token. Operators: see docs/server.md.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 
 _WHO = {
-    "localhost": "to this machine alone",
-    "tokens": "to whoever has a token",
-    "proxy": "to whom the proxy lets in, and to tokens",
+    "localhost": "to this machine only",
+    "tokens": "to anyone with a token",
+    "proxy": "to users of the proxy, and to tokens",
 }
 
 
@@ -37,50 +38,68 @@ def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_history_option(parser)
     add = parser.add_argument
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
-    add("--port", type=int, default=8765, metavar="N", help="default: 8765; 0 takes a free one")
-    ways = parser.add_argument_group("who may come in").add_argument
-    ways("--open-to-localhost", action="store_true", help="this machine, without accounts (the default)")
-    ways("--tokens", action="store_true", help="whoever has a token")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8765, metavar="N", help="default: 8765; 0 picks a free port")
+    ways = parser.add_argument_group("access").add_argument
+    ways("--open-to-localhost", action="store_true", help="this machine, no accounts (the default)")
+    ways("--tokens", action="store_true", help="anyone with a token")
     ways(
         "--trusted-proxy",
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="whom this proxy lets in: X-Forwarded-User from this address or network is believed",
+        help="users of the proxy at this address",
     )
-    ways("--proxy-admin", action="append", default=[], metavar="NAME", help="a user or group with all rights")
-    ways("--proxy-uploader", action="append", default=[], metavar="NAME", help="one that may send runs")
-    ways("--public-url", metavar="URL", help="as browsers see the server, when something stands in front")
+    ways(
+        "--proxy-admin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a user or group with all permissions",
+    )
+    ways(
+        "--proxy-uploader",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a user or group that may upload runs",
+    )
+    ways("--public-url", metavar="URL", help="the address in browsers, behind a proxy")
     ways("--tls-cert", metavar="FILE", help="the server's certificate")
     ways("--tls-key", metavar="FILE", help="its key")
     limits = parser.add_argument_group("limits").add_argument
     limits("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
-    limits("--max-connections", type=int, default=1000, metavar="N", help="of a process (default: 1000)")
+    limits("--max-connections", type=int, default=1000, metavar="N", help="per process (default: 1000)")
     limits(
         "--connections-per-address",
         type=int,
         default=200,
         metavar="N",
-        help="of one client (default: 200); a trusted proxy has no such limit",
+        help="per client (default: 200); a trusted proxy has no limit",
     )
-    limits("--max-upload", type=byte_count, default="2MiB", metavar="SIZE", help="of a run (default: 2MiB)")
-    limits("--uploads-per-minute", type=int, default=120, metavar="N", help="of one token (default: 120)")
-    limits("--accept-traces", action="store_true", help="score profiles here too, in a process with limits")
+    limits("--max-upload", type=byte_count, default="2MiB", metavar="SIZE", help="of one run (default: 2MiB)")
+    limits("--uploads-per-minute", type=int, default=120, metavar="N", help="per token (default: 120)")
+    limits(
+        "--accept-traces", action="store_true", help="also score uploaded profiles, in a process with limits"
+    )
     limits(
         "--trace-memory",
         type=byte_count,
         default="4GiB",
         metavar="SIZE",
-        help="of all profiles that are scored at once (default: 4GiB)",
+        help="for all profiles scored at once (default: 4GiB)",
     )
-    telling = parser.add_argument_group("telling").add_argument
-    telling("--private-webhooks", action="store_true", help="let webhooks go to addresses of the own network")
-    telling("--smtp", metavar="HOST:PORT", help="the mail server; its password is STEPGRADE_SMTP_PASSWORD")
-    telling("--smtp-user", metavar="NAME")
-    telling("--smtp-from", metavar="ADDRESS", default="stepgrade@localhost")
-    telling("--smtp-plain", action="store_true", help="without TLS: for a mail server on this machine")
-    add("--no-browser", action="store_true", help="do not open the pages in a browser")
+    notify = parser.add_argument_group("notifications").add_argument
+    notify("--private-webhooks", action="store_true", help="allow webhooks to private addresses")
+    notify("--smtp", metavar="HOST:PORT", help="the mail server; its password is STEPGRADE_SMTP_PASSWORD")
+    notify("--smtp-user", metavar="NAME", help="user at the mail server")
+    notify("--smtp-from", metavar="ADDRESS", default="stepgrade@localhost", help="sender of mails")
+    notify("--smtp-plain", action="store_true", help="no TLS: for a mail server on this machine")
+    add("--no-browser", action="store_true", help="do not open a browser")
+    parser.show_first(
+        "--history --host --port --tokens --trusted-proxy --tls-cert --tls-key --workers --accept-traces "
+        "--no-browser"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -88,11 +107,11 @@ def run(args: Namespace) -> int:
     from stepgrade.web.serving import serve  # not needed for the help
     from stepgrade.web.settings import ServerSettings
 
-    asked = {"localhost": args.open_to_localhost, "tokens": args.tokens, "proxy": bool(args.trusted_proxy)}
-    ways = [name for name, is_asked in asked.items() if is_asked]
+    chosen = {"localhost": args.open_to_localhost, "tokens": args.tokens, "proxy": bool(args.trusted_proxy)}
+    ways = [name for name, is_chosen in chosen.items() if is_chosen]
     if len(ways) > 1:
         raise BadOption(
-            "one way to come in at a time", hint="a proxy's users may have tokens too: leave --tokens out"
+            "choose one way to grant access", hint="behind a proxy, tokens work too: leave --tokens out"
         )
     settings = ServerSettings(
         place=args.history,

@@ -1,7 +1,7 @@
 """Follow a log, or the journal of a recording, while the run goes on.
 
-In a terminal the figures are written over; in a pipe there is a plain line a minute. The file may be cut,
-replaced or not have a step yet. Leave with Ctrl-C.
+In a terminal the figures are redrawn in place; in a pipe there is one plain line a minute. The file may be
+truncated, replaced, or still without a step. Stop with Ctrl-C.
 
   stepgrade watch train.log --device h100-sxm5-80gb
   stepgrade watch run.journal --every 5
@@ -33,23 +33,24 @@ _UP, _CLEAR = "\x1b[{}A", "\x1b[J"
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("source", metavar="FILE")
+    parser.add_argument("source", metavar="FILE", help="the log or journal")
     parser.add_argument(
-        "--every", type=float, metavar="S", help="seconds between looks (default: 2; in a pipe 60)"
+        "--every", type=float, metavar="S", help="seconds between updates (default: 2; in a pipe 60)"
     )
-    parser.add_argument("--once", action="store_true", help="look once, and leave")
+    parser.add_argument("--once", action="store_true", help="show the current state and exit")
     run_options.add_figure_options(parser)
     run_options.add_config_option(parser)
     run_options.add_setup_options(parser)
+    parser.show_first("--every --once --device --model --batch --seq --config")
 
 
 def run(args: Namespace) -> int:
-    """Look until interrupted; 3 when there was no step to show."""
+    """Update until interrupted; return 3 when there was no step to show."""
     if args.every is not None and not args.every >= _LEAST_S:
-        raise BadOption(f"--every must be {_LEAST_S:g} seconds or more")
+        raise BadOption(f"--every must be at least {_LEAST_S:g} seconds")
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     every = args.every or (_IN_TERMINAL_S if is_terminal else _IN_PIPE_S)
-    own = dialects_from(run_options.config_from(args)[0].dialects)
+    own = dialects_from(run_options.config_from(args).dialects)
     followed, drawn, code = Followed(args.source, own), 0, EXIT_NOT_MEASURED
     try:
         while True:
@@ -72,7 +73,7 @@ def _scored(profile: Profile, args: Namespace) -> Scorecard | None:
         return score(
             profile,
             setup=run_options.setup_from(args, profile),
-            settings=run_options.config_from(args)[1],
+            config=run_options.config_from(args),
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
             work=args.work,
@@ -84,7 +85,7 @@ def _scored(profile: Profile, args: Namespace) -> Scorecard | None:
 def _show(
     path: str, followed: Followed, profile: Profile | None, card: Scorecard | None, drawn: int | None
 ) -> int:
-    """Write a line, or write over the last `drawn` lines of the terminal; return how many were written."""
+    """Write a line, or redraw the last `drawn` lines of the terminal; return how many were drawn."""
     clock = time.strftime("%H:%M:%S")
     shown: dict[str, str] = {"step": "none so far"}
     warned: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ def _show(
         usual_s = median(log.wall_s) if log is not None and not is_over else None
         shown, warned = watch.facts(card, profile.log, silent_s), watch.alarms(card, silent_s, usual_s)
     if followed.begun_again:
-        shown["file"] = "was cut or replaced" + (
+        shown["file"] = "was truncated or replaced" + (
             f" {followed.begun_again} times" if followed.begun_again > 1 else ""
         )
     if drawn is None:

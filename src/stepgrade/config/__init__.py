@@ -1,12 +1,13 @@
-"""stepgrade.toml: what a project says about its gate, its budgets and its limits, read in one place.
+"""stepgrade.toml: a project's settings, read in one place.
 
-[gate]        how sure, how sensitive; what counts as failing
-[[budget]]    what a metric may do on a device
-[[waiver]]    what is let through for now, until when and why
-[[dialect]]   what the lines of one's own logs mean: readers/logs/own.py checks it
-[files]       who may read what is new
+[run]         defaults of the options that describe a run: cli/run_defaults.py checks it
+[gate]        sensitivity of the gate, and what counts as failing
+[[budget]]    how much a metric may change on a device
+[[waiver]]    what may fail for now, until when and why
+[[dialect]]   what the lines of your own logs mean: readers/logs/own.py checks it
+[files]       who may read new files
 [limits]      thresholds of the findings, and
-[rules]       which rules are ignored: diagnosis/settings.py checks both
+[rules]       ignored rules: diagnosis/settings.py checks both
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ MOST_ROWS = 1000  # budgets, or waivers
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
-    """Which changes count: none up to `allow`; one of `detect` must not go unseen. Shares are 0 to 1."""
+    """Which changes count: none up to `allow`; one of `detect` must be noticed. Shares are 0 to 1."""
 
     allow: float = 0.01
     detect: float = 0.10
-    run_noise: float | None = None  # given by the user, until enough runs measure it
+    run_noise: float | None = None  # used until there are enough runs to measure it
 
 
 class GateTable(Sensitivity, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     @property
     def is_absolute(self) -> bool:
-        """Tell whether the budget has a bound that needs no earlier run."""
+        """Return whether the budget has a bound that needs no earlier run."""
         return self.at_most is not None or self.at_least is not None
 
 
@@ -73,7 +74,7 @@ class Waiver(Struct, frozen=True, kw_only=True):
 class DialectTable(Struct, frozen=True, kw_only=True):
     """One [[dialect]]: text that is in every step line, and what its numbers mean.
 
-    `fields` names what stands before each number, `pattern` has a named group for each instead.
+    `fields` has the text before each number, `pattern` a named group for each instead.
     """
 
     name: str
@@ -90,8 +91,9 @@ class FilesTable(Struct, frozen=True, kw_only=True):
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """A whole stepgrade.toml: the gate, budgets and waivers; what it does not say has its default."""
+    """A whole stepgrade.toml, with a default for every table; `where` is the file that it was read from."""
 
+    run: dict[str, Any] = {}
     gate: GateTable = GateTable()
     budgets: tuple[Budget, ...] = field(name="budget", default=())
     waivers: tuple[Waiver, ...] = field(name="waiver", default=())
@@ -99,10 +101,11 @@ class Config(Struct, frozen=True, kw_only=True):
     files: FilesTable = FilesTable()
     limits: dict[str, Any] = {}
     rules: dict[str, Any] = {}
+    where: str = DEFAULT_PATH
 
 
 def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
-    """Return what a text of TOML says; raise BadConfig at the place that is wrong."""
+    """Return the settings in a TOML text; raise BadConfig at the key that is wrong."""
     try:
         document = parse_toml(text.encode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -110,14 +113,14 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
     check_names(document, _TABLES, where)
     config = _converted(document, where)
     _check(config, where)
-    return config
+    return msgspec.structs.replace(config, where=where)
 
 
-def load_config(path: str | None = None) -> Config:
-    """Read a stepgrade.toml, by default that of this directory if it is there; raise BadConfig at the key."""
+def load_config(path: str | os.PathLike[str] | None = None) -> Config:
+    """Read a stepgrade.toml, by default ./stepgrade.toml if it exists; raise BadConfig at the wrong key."""
     if path is None and not os.path.isfile(DEFAULT_PATH):
         return Config()
-    path = path or DEFAULT_PATH
+    path = os.fspath(path or DEFAULT_PATH)
     try:
         with open(path, "rb") as stream:
             text = stream.read(MOST_BYTES + 1)
@@ -128,18 +131,18 @@ def load_config(path: str | None = None) -> Config:
 
 
 def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
-    """Raise BadConfig for the first name that is not known, with the nearest that is."""
+    """Raise BadConfig for the first unknown name, with the nearest known one."""
     for name in given:
         if name not in known:
             raise BadConfig(f"there is no {name!r}", where=where, hint=did_you_mean(name, known))
 
 
 _ROWS = {"budget": Budget, "waiver": Waiver, "dialect": DialectTable}
-_TABLES = ("gate", *_ROWS, "files", "limits", "rules")
+_TABLES = ("run", "gate", *_ROWS, "files", "limits", "rules")
 
 
 def _converted(document: dict[str, Any], path: str) -> Config:
-    """Return the tables; names are checked first, for the nearest known one helps more than their type."""
+    """Return the tables; unknown names are refused first, because the nearest known one is the best hint."""
     for name, table in (("gate", GateTable), ("files", FilesTable)):
         if isinstance(document.get(name), dict):
             check_names(document[name], table.__struct_fields__, f"{path}: [{name}]")
@@ -151,8 +154,8 @@ def _converted(document: dict[str, Any], path: str) -> Config:
     try:
         return from_builtins(document, Config)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        where = f"{path}: {place.strip('`.') or 'top level'}"
+        problem, _, key = str(error).partition(" - at `$")
+        where = f"{path}: {key.strip('`.') or 'top level'}"
         raise BadConfig(problem[:1].lower() + problem[1:], where=where) from error
 
 
@@ -165,16 +168,16 @@ def _check(config: Config, path: str) -> None:
         shares[f"budget[{number}].detect"] = budget.detect
         bounds[f"budget[{number}].at_most"] = budget.at_most
         bounds[f"budget[{number}].at_least"] = budget.at_least
-    for place, share in shares.items():
+    for key, share in shares.items():
         if share is not None and not 0.0 <= share <= 10.0:
-            raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {place}")
-    for place, bound in bounds.items():
+            raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {key}")
+    for key, bound in bounds.items():
         if bound is not None and not isfinite(bound):
-            raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {place}")
+            raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {key}")
     counted = (("budget", config.budgets), ("waiver", config.waivers), ("dialect", config.dialects))
     for name, rows in counted:
         if len(rows) > MOST_ROWS:
-            raise BadConfig(f"more than {MOST_ROWS} of them", where=f"{path}: {name}")
+            raise BadConfig(f"more than {MOST_ROWS} entries", where=f"{path}: {name}")
     for number, waiver in enumerate(config.waivers):
         if not waiver.reason.strip():
             raise BadConfig("a waiver needs a reason", where=f"{path}: waiver[{number}].reason")

@@ -1,4 +1,4 @@
-"""TOML that may come from a stranger: what the parser cannot take is refused before, or in words."""
+"""Untrusted TOML: input that would crash or stall the parser is refused with a message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 MOST_BYTES = 2**18
-# A key of thousands of parts takes the parser hours; ours have two.
+# A key of thousands of parts takes the parser hours; ours have two parts.
 _MOST_PARTS = 32
 _LONG_KEY = re.compile(
     r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}" % _MOST_PARTS  # noqa: UP031
@@ -15,8 +15,8 @@ _LARGEST = 2**63
 
 
 def parse_toml(raw: bytes) -> dict[str, Any]:
-    """Return the tables of a text; raise ValueError with a sentence that says what is wrong with it."""
-    import tomllib  # only with a file
+    """Return the tables of a TOML text; raise ValueError with what is wrong with it."""
+    import tomllib
 
     if len(raw) > MOST_BYTES:
         raise ValueError(f"is too large: more than {MOST_BYTES // 1024} KiB")

@@ -1,13 +1,11 @@
-"""Limits and ignored rules of a stepgrade.toml that stepgrade.config has read."""
+"""Limits and ignored rules of a stepgrade.toml that `load_config` has read."""
 
 from __future__ import annotations
-
-import os
 
 import msgspec
 from msgspec import Struct
 
-from stepgrade.config import DEFAULT_PATH, Config, check_names, load_config
+from stepgrade.config import Config, check_names
 from stepgrade.config.limits import Limits
 from stepgrade.decoding import from_builtins
 from stepgrade.diagnosis.rules import RULE_NAMES
@@ -15,7 +13,7 @@ from stepgrade.errors import BadConfig
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The settings in a stepgrade.toml: changed limits, and rules to leave out."""
+    """Limits, and the rules to skip."""
 
     limits: Limits = Limits()
     ignored_rules: frozenset[str] = frozenset()
@@ -24,8 +22,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 DEFAULT_SETTINGS = Settings()
 
 
-def settings_from(config: Config, where: str = DEFAULT_PATH) -> Settings:
+def settings_from(config: Config) -> Settings:
     """Return `[limits]` and `[rules] ignore = [...]`; raise BadConfig at the key that is wrong."""
+    where = config.where
     check_names(config.limits, Limits.__struct_fields__, f"{where}: [limits]")
     check_names(config.rules, ("ignore",), f"{where}: [rules]")
     ignored = config.rules.get("ignore", [])
@@ -37,9 +36,3 @@ def settings_from(config: Config, where: str = DEFAULT_PATH) -> Settings:
     except msgspec.ValidationError as error:
         raise BadConfig(str(error).replace("$.", "limits."), where=where) from error
     return Settings(limits=limits, ignored_rules=frozenset(ignored))
-
-
-def load_settings(source: str | os.PathLike[str]) -> Settings:
-    """Read limits and ignored rules from a stepgrade.toml; raise BadConfig at the key that is wrong."""
-    name = os.fspath(source)
-    return settings_from(load_config(name), name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from msgspec import structs
 
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
-from stepgrade.diagnosis.settings import Settings
 from stepgrade.errors import BadOption
 from stepgrade.gating.baselines import BaselineRuns, earlier_runs
 from stepgrade.gating.budgets import judge
@@ -24,11 +24,13 @@ from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.source import PathLike
 
+Run: TypeAlias = Profile | Scorecard | PathLike
+
 
 def gate(
-    runs: Sequence[Profile | Scorecard | PathLike] | Profile | Scorecard | PathLike,
+    runs: Run | Sequence[Run],
     *,
-    baselines: Sequence[Baseline | Profile | Scorecard | PathLike] = (),
+    baseline: Run | Baseline | Sequence[Run | Baseline] = (),
     against: str | None = None,
     history: str | None = None,
     machine: str | None = None,
@@ -38,18 +40,20 @@ def gate(
     tokens_per_step: float | None = None,
     work: WorkKind | None = None,
     setup: Setup | None = None,
-    settings: Settings | None = None,
     today: dt.date | None = None,
     max_memory: int | None = None,
 ) -> GateReport:
-    """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
+    """Compare one or more runs of the same code with a baseline, or with a branch (`against="history:main"`).
 
-    Runs and baselines may be given by their paths. Profiles are scored with `throughput_tok_s`,
-    `tokens_per_step`, `work`, `setup` and `settings`; scorecards are taken as they are. `config` holds
-    budgets and waivers, as `load_config` reads them. Where the history's runs have a label `machine`, only
-    those of this `machine` are earlier ones. Raise BadOption when there is nothing to check.
+    `baseline` is an earlier run or several. All runs may be given by their paths. Profiles are scored with
+    `throughput_tok_s`, `tokens_per_step`, `work` and `setup`; scorecards are taken as they are. `config` has
+    limits, budgets and waivers, as `load_config` reads them. Where the history's runs have a label `machine`,
+    only those of this `machine` count. Raise BadOption when there is nothing to check.
     """
     given_runs = [runs] if isinstance(runs, str | os.PathLike | Profile | Scorecard) else runs
+    earlier = (
+        [baseline] if isinstance(baseline, str | os.PathLike | Profile | Scorecard | Baseline) else baseline
+    )
     setup, config = setup or Setup(), config or Config()
     cards = [
         run
@@ -57,7 +61,7 @@ def gate(
         else score(
             run,
             setup=setup,
-            settings=settings,
+            config=config,
             throughput_tok_s=throughput_tok_s,
             tokens_per_step=tokens_per_step,
             work=work,
@@ -66,22 +70,22 @@ def gate(
     ]
     conditions = grade_conditions((*config.gate.fail_on, *fail_on))
     allowed = allowed_fields(config.gate.allow_different)
-    if against is not None and baselines:
-        raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
+    if against is not None and earlier:
+        raise BadOption("both a baseline and a branch are given", field="against", hint="give one of them")
     if against is not None:
         before = earlier_runs(
             cards[0], against, allowed, history=history, machine=machine, max_memory=max_memory
         )
         comparison = compare_with_earlier(cards, before, config, allowed)
-    elif baselines:
-        given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
-        before = BaselineRuns(runs=given, name=", ".join(baseline.name for baseline in given))
+    elif earlier:
+        given = tuple(as_baseline(run, setup, tokens_per_step) for run in earlier)
+        before = BaselineRuns(runs=given, name=", ".join(run.name for run in given))
         comparison = compare_with_earlier(cards, before, config, allowed)
     elif conditions or any(budget.is_absolute for budget in config.budgets):
         comparison = Comparison()
     else:
         raise BadOption(
-            "nothing to compare the run with", supply="{baselines}, {against}, {fail_on} or a budget"
+            "nothing to compare the run with", supply="{baseline}, {against}, {fail_on} or a budget"
         )
     return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stepgrade.record.recorder import Recorder, watch
+from stepgrade.record.recorder import Recorder, start_recording
 
-__all__ = ["Recorder", "watch"]
+__all__ = ["Recorder", "start_recording"]

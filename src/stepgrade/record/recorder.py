@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-    from stepgrade.diagnosis.settings import Settings
+    from stepgrade.config import Config
     from stepgrade.hardware.setup import Setup
     from stepgrade.model import Baseline, Profile
     from stepgrade.model.scorecard import Scorecard
@@ -52,8 +52,8 @@ _FLUSHING_SHARE = (
 class Recorder:
     """Times the steps of a training loop, their phases and layers, and writes a step profile.
 
-    Use it as a context manager and call `step()` at the end of each step; `watch` starts one that counts
-    the optimizer's steps. What goes wrong with recording is logged, and never ends the training.
+    Use it as a context manager and call `step()` at the end of each step; `start_recording` starts one that
+    counts the optimizer's steps. What goes wrong with recording is logged, and never ends the training.
     """
 
     _active: ClassVar[Recorder | None] = None
@@ -304,7 +304,7 @@ class Recorder:
         bytes_per_token: float | None = None,
         baseline: Baseline | Profile | Scorecard | None = None,
         allow_different: Sequence[str] = (),
-        settings: Settings | None = None,
+        config: Config | None = None,
     ) -> Scorecard:
         """Return the scorecard of what was recorded: `stepgrade.score(recorder.profile(), …)`."""
         from stepgrade.grading import score  # not every run asks
@@ -318,7 +318,7 @@ class Recorder:
             bytes_per_token=bytes_per_token,
             baseline=baseline,
             allow_different=allow_different,
-            settings=settings,
+            config=config,
         )
 
     def _gives_way(self) -> bool:
@@ -375,7 +375,7 @@ class Recorder:
                     _log.warning("stepgrade: %s", note)
 
 
-def watch(
+def start_recording(
     model: Module,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     dataloader: object = None,

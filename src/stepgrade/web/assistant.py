@@ -85,7 +85,7 @@ class Tools:
             with self._history(project) as found:
                 report, pairs = report_on(found, int(before[:18]), int(now[:18]))
                 return brief_report(report, pairs.operations)
-        return brief_report(gate(self._roots.path(now), baselines=[self._roots.path(before)]))
+        return brief_report(gate(self._roots.path(now), baseline=[self._roots.path(before)]))
 
     def score(self, path: str, device: str | None = None, throughput_tok_s: float | None = None) -> Any:
         """Grade a profile, trace or training log: grade, bottleneck, findings. device: a catalogue key."""

@@ -80,14 +80,14 @@ def gate_report() -> GateReport:
         ),
         waivers=(waiver,),
     )
-    return gate([now], baselines=[before], config=config, today=date(2026, 1, 1))
+    return gate([now], baseline=[before], config=config, today=date(2026, 1, 1))
 
 
 @cache
 def unmeasured_gate() -> GateReport:
     """Return the gate's answer about runs that are not comparable."""
     now, before = make_profile(tokens_per_step=1.0), make_profile(tokens_per_step=2.0)
-    return gate([now], baselines=[before], today=date(2026, 1, 1))
+    return gate([now], baseline=[before], today=date(2026, 1, 1))
 
 
 def hostile_gate(names: tuple[str, ...] = HOSTILE) -> GateReport:

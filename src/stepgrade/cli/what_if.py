@@ -1,18 +1,17 @@
-r"""Tell what a step of the trace in SOURCE would take if something were different.
+"""Predict the step time of the trace in SOURCE after a change.
 
-The typical step is replayed: what the host called, what each stream ran, and what waited for what. The replay
-of the unchanged step must take what was measured, else there is no answer. Several sources, or a directory of
-them, are the ranks of one run. Without a change those are tried that would be worth something.
+The typical step is replayed: what the host called, what each stream ran, and what waited for what. If the
+replay of the unchanged step does not match the measured time, there is no answer. Several sources are the
+ranks of one run. Without a change, the most promising ones are tried.
 
-  stepgrade whatif trace.json.gz
-  stepgrade whatif trace.json.gz --faster attention=2x
-  stepgrade whatif trace.json.gz --without communication --without data
-  stepgrade whatif rank0.json.gz rank1.json.gz --link 2x
-  stepgrade whatif trace.json.gz --launches 0
+  stepgrade what-if trace.json.gz
+  stepgrade what-if trace.json.gz --faster attention=2x
+  stepgrade what-if trace.json.gz --without communication --without data
+  stepgrade what-if rank0.json.gz rank1.json.gz --link 2x
 
 WHAT is a kind of work (communication, attention, gemm, norm, optimizer, elementwise, copy, …), host, data
-(waiting for input), sync (waits for the device), or a part of the names of operations or kernels, with * for
-anything: 'aten::*norm*'. Of several changes each is told alone, then all together.
+(waiting for input), sync (waits for the device), or part of the names of operations or kernels, with * as a
+wildcard: 'aten::*norm*'. Several changes are shown one by one, then all together.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stepgrade.hardware.setup import Setup
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="traces of one run")
     add = parser.add_argument_group("changes").add_argument
     often = "may be repeated"
     add(
@@ -47,16 +46,17 @@ def add_options(parser: Parser) -> None:
         dest="link_speed",
         type=speed,
         metavar="SPEED",
-        help="data moves so much faster: 2x",
+        help="data moves this much faster: 2x",
     )
-    add("--launches", type=int, metavar="N", help="N launches a step; 0: all at once, as a CUDA graph does")
+    add("--launches", type=int, metavar="N", help="launches per step; 0 is one CUDA graph")
     add = parser.add_argument
     add("--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7")
-    add("--device", metavar="KEY", help="the accelerator, to grade on; see stepgrade devices")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
-    add("--work", choices=WORK, help="what the steps hold, where the source does not show it")
+    add("--device", metavar="KEY", help="accelerator to grade against (see stepgrade devices)")
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to compute the throughput")
+    add("--work", choices=WORK, help="what the steps do, if the source does not show it")
     add_input_options(parser)
     add_output_options(parser)
+    parser.show_first("--faster --without --link --launches --steps --format --output")
 
 
 def run(args: Namespace) -> int:
@@ -93,7 +93,7 @@ def run(args: Namespace) -> int:
 
 
 def named_speed(text: str) -> tuple[str, float]:
-    """Return what is faster and by how much, of a text like gemm=2x."""
+    """Return the name and the speed-up in a text like gemm=2x."""
     what, sign, times = text.rpartition("=")
     if not sign or not what:
         raise argparse.ArgumentTypeError(f"{text!r} is not a change; write it like gemm=2x")
@@ -101,7 +101,7 @@ def named_speed(text: str) -> tuple[str, float]:
 
 
 def speed(text: str) -> float:
-    """Return how many times as fast something is, of a text like 2x or 1.5."""
+    """Return the speed-up in a text like 2x or 1.5."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*x?", text.strip().lower())
     if not match or float(match[1]) == 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a speed; write it like 2x or 1.5x")
