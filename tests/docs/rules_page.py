@@ -14,10 +14,11 @@ A finding has a claim, the numbers behind it, a severity, a fix, a check, and a 
 accounts under *Worth*, realistically the given share of it. Rules that see the same cause are merged into one finding.
 Findings are ordered by realistic gain; doubts about the profile come first, remarks (`info`) last.
 
-Sources are rules of other tools: AL alloc · DL DLProf · GPF gpuprof · HF Hugging Face's performance guide · HTA Holistic
-Trace Analysis · HYP Hyperloom · ME ml-engineering · NAI nsys-ai · NS Nsight Systems · NVR nvidia-resiliency-ext · PM
-PyTorch's pattern matcher · REF the reference · SM SageMaker Debugger · TBP torch-tb-profiler · TG PyTorch's tuning guide ·
-TL TraceLens · TML TraceML · TS torchscope · XP XProf.
+Sources are rules of other tools: AL alloc · DL DLProf · FR PyTorch's Flight Recorder analyzer · GPF gpuprof · HF Hugging
+Face's performance guide · HTA Holistic Trace Analysis · HYP Hyperloom · ME ml-engineering · MEM published memory
+measurements ([memory.md](memory.md#accuracy)) · NAI nsys-ai · NS Nsight Systems · NVR nvidia-resiliency-ext · PM PyTorch's
+pattern matcher · REF the reference · SM SageMaker Debugger · TBP torch-tb-profiler · TG PyTorch's tuning guide · TL
+TraceLens · TML TraceML · TS torchscope · XP XProf.
 
 Set limits and ignore rules in `stepgrade.toml`, or in a file given with `--config`; [config.md](config.md#limits) lists
 every limit with its default and source.
@@ -55,12 +56,11 @@ def rules_pages() -> dict[str, str]:
 
 
 def _list() -> str:
-    lines = ["## All rules\n"]
+    lines = ["## All rules\n", "| Area | Rules |", "| --- | --- |"]
     for area, members in AREAS.items():
-        lines.append(f"[{area.capitalize()}](rules/{area}.md)\n")
-        lines += [f"- [`{rule.name}`](rules/{area}.md#{rule.name}): {rule.sees}" for rule in members]
-        lines.append("")
-    return "\n".join(lines)
+        links = ", ".join(f"[`{rule.name}`](rules/{area}.md#{rule.name})" for rule in members)
+        lines.append(f"| [{area}](rules/{area}.md) | {links} |")
+    return "\n".join(lines) + "\n"
 
 
 def _area(area: str, members: tuple[Rule, ...]) -> str:

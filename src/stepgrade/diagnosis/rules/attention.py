@@ -101,7 +101,7 @@ RULES = (
         check="_scaled_dot_product_flash_attention is in the trace.",
         worth=Worth("compute", 0.6, _BECAUSE),
         explains=("unfused-attention", "one-hot-operation"),
-        sources="GPF-13",
+        sources="GPF",
     ),
     Rule(
         name="unfused-attention",
@@ -116,7 +116,7 @@ RULES = (
         check="A flash or fmha kernel is in the hotspots and the softmax is gone.",
         worth=Worth("compute", 0.6, _BECAUSE),
         explains=("memory-bound-gemm", "one-hot-operation"),
-        sources="GPF-13, TL-07",
+        sources="GPF, TL",
     ),
     Rule(
         name="slow-attention",
@@ -127,6 +127,6 @@ RULES = (
         wrong_when="texts are short within padded sequences: the counted FLOPs are not done",
         check="Attention reaches its band.",
         worth=Worth("compute", 0.5, "bands are what others reach, not what this shape can"),
-        sources="TL-07",
+        sources="TL",
     ),
 )

@@ -208,7 +208,7 @@ RULES = (
             "replicas are made anew in every step by one Python thread",
         ),
         explains=("launch-gaps", "exposed-communication", "short-kernels"),
-        sources="TBP-05, TG, AL",
+        sources="TBP, TG, AL",
     ),
     Rule(
         name="gloo-on-devices",
@@ -224,7 +224,7 @@ RULES = (
             "exposed_communication+exposed_copy+idle_sync+idle_host", 0.6, "gloo copies to the host and back"
         ),
         explains=("exposed-communication",),
-        sources="TBP-06",
+        sources="TBP",
     ),
     Rule(
         name="small-messages",
@@ -237,7 +237,7 @@ RULES = (
         check="Fewer, larger collectives.",
         worth=Worth(_ACCOUNT, 0.6, "a message of a megabyte takes little longer than one of a kilobyte"),
         explains=("exposed-communication", "weak-overlap"),
-        sources="TS-01",
+        sources="TS",
     ),
     Rule(
         name="exposed-communication",
@@ -251,7 +251,7 @@ RULES = (
         check="Exposed communication shrinks in the ledger, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "the last bucket has no backward left to hide behind"),
         explains=("weak-overlap",),
-        sources="TL-17, XP-16, XP-17, TBP-04, GPF-14, NAI-09, NAI-10",
+        sources="TL, XP, TBP, GPF, NAI",
     ),
     Rule(
         name="weak-overlap",
@@ -262,7 +262,7 @@ RULES = (
         wrong_when="there is little to hide behind",
         check="More of the communication is hidden.",
         worth=Worth(_ACCOUNT, 0.5, "the last bucket has no backward left to hide behind"),
-        sources="TL-18, NAI-09",
+        sources="TL, NAI",
     ),
     Rule(
         name="slow-link",
@@ -281,6 +281,6 @@ RULES = (
         wrong_when="the time includes waiting for late ranks, or ranks are on several machines",
         check="The collectives reach the link's rate.",
         worth=Worth(_ACCOUNT, 0.5, "large messages reach 70 to 90 % of a link"),
-        sources="GPF-09, XP-17",
+        sources="GPF, XP",
     ),
 )

@@ -169,7 +169,7 @@ RULES = (
             "fusing n operations saves up to n - 1 of n trips through memory; two thirds is usual",
         ),
         explains=("fragmented-elementwise", "hand-written-norm", "slow-elementwise"),
-        sources="XP-14, ME-01, TG",
+        sources="XP, ME, TG",
     ),
     Rule(
         name="fragmented-elementwise",
@@ -181,7 +181,7 @@ RULES = (
         wrong_when="the device is busy anyway",
         check="Fewer elementwise kernels per step.",
         worth=Worth("compute+idle_host", 0.5, "fusing removes launches and trips through memory"),
-        sources="TL-04",
+        sources="TL",
     ),
     Rule(
         name="slow-elementwise",
@@ -193,7 +193,7 @@ RULES = (
         wrong_when="tensors stay in cache, or the launch dominates",
         check="The operation reaches 70 % of the bandwidth.",
         worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth"),
-        sources="TL-11",
+        sources="TL",
     ),
     Rule(
         name="hand-written-norm",
@@ -205,7 +205,7 @@ RULES = (
         wrong_when="rsqrt is used for something else (an optimizer)",
         check="No rsqrt calls in the forward pass.",
         worth=Worth("compute", 0.5, "one kernel instead of five reads the input once"),
-        sources="TL-12, TL-13",
+        sources="TL",
     ),
     Rule(
         name="unfused-loss",
@@ -217,7 +217,7 @@ RULES = (
         wrong_when="the logits are needed elsewhere",
         check="log_softmax leaves the hotspots and memory shrinks.",
         worth=Worth("compute", 0.5, "the logits' bytes are most of it"),
-        sources="GPF-13",
+        sources="GPF",
     ),
     Rule(
         name="random-numbers",
@@ -251,7 +251,7 @@ RULES = (
         wrong_when="the model is a recommender",
         check="The embedding's backward shrinks.",
         worth=Worth("compute", 0.3, "the rows still have to be read and written"),
-        sources="XP-15",
+        sources="XP",
     ),
     Rule(
         name="data-shuffling",
@@ -262,7 +262,7 @@ RULES = (
         wrong_when="routing is the model's nature (mixture of experts) and already packed",
         check="Indexing shrinks in the hotspots.",
         worth=Worth("compute", 0.3, "some of the movement is the model's own"),
-        sources="XP-15",
+        sources="XP",
     ),
     Rule(
         name="one-hot-operation",
@@ -273,6 +273,6 @@ RULES = (
         wrong_when="it is a fused kernel with most of the model's work",
         check="The operation leaves the top of the hotspots.",
         worth=Worth("compute", 0.3, "nothing is known about how fast it could be"),
-        sources="NAI-07",
+        sources="NAI",
     ),
 )

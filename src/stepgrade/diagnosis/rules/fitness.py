@@ -122,7 +122,7 @@ RULES = (
         fix="Record again and let the export finish; check the disk's space.",
         wrong_when="only the very end is missing",
         check="Nothing is lost in reading.",
-        sources="HTA-07",
+        sources="HTA",
     ),
     Rule(
         name="warm-up-only",
@@ -133,7 +133,7 @@ RULES = (
         fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
         wrong_when="steps differ because batches do",
         check="The steps are steady.",
-        sources="GPF-17, NAI-14, DL-07",
+        sources="GPF, NAI, DL",
     ),
     Rule(
         name="no-steps",
@@ -144,7 +144,7 @@ RULES = (
         fix_pytorch="Call prof.step() once in each iteration.",
         wrong_when="the recording is of one step",
         check="Steps are found.",
-        sources="XP-19, DL-08",
+        sources="XP, DL",
     ),
     Rule(
         name="device-unseen",
@@ -163,7 +163,7 @@ RULES = (
         ),
         wrong_when="never",
         check="Kernels are in the trace.",
-        sources="TML-12",
+        sources="TML",
     ),
     Rule(
         name="start-up",
@@ -175,7 +175,7 @@ RULES = (
         wrong_when="the run is one step long",
         check="A launch takes 5 to 20 µs in every step.",
         explains=_OF_START,
-        sources="NAI-14, DL-07",
+        sources="NAI, DL",
     ),
     Rule(
         name="graph-capture",
@@ -186,7 +186,7 @@ RULES = (
         wrong_when="a step also captures a small graph",
         check="No capturing calls, and the device works.",
         explains=_OF_START,
-        sources="NAI-14",
+        sources="NAI",
     ),
     Rule(
         name="collective-is-all",
@@ -201,7 +201,7 @@ RULES = (
             *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
             *("host-stall", "python-loop", "python-overhead"),
         ),
-        sources="HYP-01",
+        sources="HYP",
     ),
     Rule(
         name="profiler-overhead",
@@ -211,7 +211,7 @@ RULES = (
         fix="Record fewer steps, without stacks, memory and shapes, after a warm-up of the profiler.",
         wrong_when="never, but what it slowed may be small",
         check="The overhead is below 2 %.",
-        sources="NAI-15",
+        sources="NAI",
     ),
     Rule(
         name="recording-slows-host",
@@ -221,7 +221,7 @@ RULES = (
         fix="Record once more without stacks, shapes and memory, and compare the step time.",
         wrong_when="the step takes as long without the profiler",
         check="The step time is the same with and without the profiler.",
-        sources="NAI-15",
+        sources="NAI",
     ),
     Rule(
         name="clocks-apart",
@@ -231,7 +231,7 @@ RULES = (
         fix="Record again with newer tools; do not trust gaps shorter than the difference.",
         wrong_when="only a handful of events are off",
         check="No kernel starts before its launch.",
-        sources="HTA-07",
+        sources="HTA",
     ),
     Rule(
         name="unexplained-idle",
@@ -241,7 +241,7 @@ RULES = (
         fix="Record all activities on all streams; check whether others use the device.",
         wrong_when="events were removed from the file on purpose",
         check="Less than a tenth of the step is unattributed.",
-        sources="HTA-08, TL-22",
+        sources="HTA, TL",
     ),
     Rule(
         name="hardly-any-work",
@@ -252,7 +252,7 @@ RULES = (
         wrong_when="the run really launches a handful of kernels",
         check="Each step has the model's kernels.",
         explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
-        sources="DL-02, NAI-16",
+        sources="DL, NAI",
     ),
     Rule(
         name="above-roof",
@@ -263,6 +263,6 @@ RULES = (
         "say: grouped products skip padding.",
         wrong_when="never: arithmetic cannot exceed its hardware (reads from cache may, and are not judged) ",
         check="No operation is above its roof.",
-        sources="TL-21",
+        sources="TL",
     ),
 )

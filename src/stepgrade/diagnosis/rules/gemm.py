@@ -144,7 +144,7 @@ RULES = (
         check="The side is a multiple of 64 and the output layer takes less time.",
         worth=Worth("compute", 0.4, "nanoGPT measured about 25 % on its output layer"),
         explains=("misaligned-gemm",),
-        sources="HF, PM-05",
+        sources="HF, PM",
     ),
     Rule(
         name="misaligned-gemm",
@@ -155,7 +155,7 @@ RULES = (
         wrong_when="the kernel pads by itself (its name still says align8)",
         check="All sides are multiples of 8 and the product takes less time.",
         worth=Worth("compute", 0.4, "an aligned product measured up to twice as fast, most of them less"),
-        sources="PM-05, TG, HF",
+        sources="PM, TG, HF",
     ),
     Rule(
         name="tiny-gemms",
@@ -170,7 +170,7 @@ RULES = (
             "compute+idle_host", 0.5, "one batched product fills the device where many small ones do not"
         ),
         explains=("short-kernels",),
-        sources="TL-06, GPF-12",
+        sources="TL, GPF",
     ),
     Rule(
         name="slow-gemm",
@@ -191,7 +191,7 @@ RULES = (
         wrong_when="the device is wrong, or its peak is stated with sparsity",
         check="The product reaches the published achievable rate.",
         worth=Worth("compute", 0.4, "published achievable rates are 50 to 87 % of the peak"),
-        sources="TL-05, GPF-11, ME-04",
+        sources="TL, GPF, ME",
     ),
     Rule(
         name="memory-bound-gemm",
@@ -202,6 +202,6 @@ RULES = (
         wrong_when="the weights stay in cache",
         check="The product's rows grow and its time does not.",
         worth=Worth("compute", 0.4, "reading the weights is shared by more rows; activations still grow"),
-        sources="TL-14, TL-16",
+        sources="TL",
     ),
 )

@@ -145,7 +145,7 @@ RULES = (
         wrong_when="an evaluation ran at the same step, and the log does not separate them",
         check="Steps after a checkpoint are as fast as others.",
         worth=Worth(ALL_ACCOUNTS, 0.8, "asynchronous saving leaves the copy to host memory"),
-        sources="goodput of ML Productivity Goodput; issue 17",
+        sources="ML Productivity Goodput",
     ),
     Rule(
         name="long-evaluations",
@@ -156,7 +156,7 @@ RULES = (
         wrong_when="evaluation is what the run is for",
         check="The evaluation's share of the wall time comes down.",
         worth=Worth(ALL_ACCOUNTS, 0.6, "half as many evaluations on fewer batches say as much"),
-        sources="as slow-checkpoints",
+        sources="ML Productivity Goodput",
     ),
     Rule(
         name="recurring-slow-steps",
@@ -169,7 +169,7 @@ RULES = (
         check="The late steps are as fast as the others.",
         worth=Worth(ALL_ACCOUNTS, 0.7, "what recurs can mostly be moved or made asynchronous"),
         explains=("unsteady-steps",),
-        sources="as slow-checkpoints",
+        sources="ML Productivity Goodput",
     ),
     Rule(
         name="run-restarts",
@@ -181,7 +181,7 @@ RULES = (
         wrong_when="another run was appended to the log",
         check="The time from the last step to the next one is short.",
         worth=Worth(ALL_ACCOUNTS, 0.5, "restarts get shorter before they get rarer"),
-        sources="as slow-checkpoints",
+        sources="ML Productivity Goodput",
     ),
     Rule(
         name="slower-run",
@@ -194,7 +194,7 @@ RULES = (
         check="The last tenth of the steps takes as long as the first.",
         worth=Worth(ALL_ACCOUNTS, 0.8, "the beginning shows what a step could take"),
         explains=("drifting-steps",),
-        sources="as slow-checkpoints",
+        sources="ML Productivity Goodput",
     ),
     Rule(
         name="slow-start",
@@ -206,6 +206,6 @@ RULES = (
         wrong_when="the run was stopped early, or is a benchmark",
         check="The first step comes sooner after the start.",
         worth=Worth(ALL_ACCOUNTS, 0.5, "caches spare most of compilation"),
-        sources="as slow-checkpoints",
+        sources="ML Productivity Goodput",
     ),
 )

@@ -79,7 +79,7 @@ RULES = (
         check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
         explains=("input-wait", "starved-loader", "unsteady-steps"),
-        sources="PM-01, AL-01, TBP-01",
+        sources="PM, AL, TBP",
     ),
     Rule(
         name="starved-loader",
@@ -97,7 +97,7 @@ RULES = (
             "a deeper queue evens out slow batches only if workers are faster than the step on average",
         ),
         explains=("input-wait", "unsteady-steps"),
-        sources="GPF-02",
+        sources="GPF",
     ),
     Rule(
         name="input-wait",
@@ -113,6 +113,6 @@ RULES = (
         check="The wait for input leaves the ledger and the step gets shorter by as much.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
         explains=("unsteady-steps",),
-        sources="XP-01, XP-05, TBP-01, TML-01, GPF-01, NAI-01",
+        sources="XP, TBP, TML, GPF, NAI",
     ),
 )

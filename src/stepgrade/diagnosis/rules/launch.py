@@ -239,7 +239,7 @@ RULES = (
         check="A launch takes 5 to 20 µs.",
         worth=Worth(_ACCOUNT, 0.3, "a faster launch shortens each gap, not their number"),
         explains=("host-stall", "launch-gaps", "dispatch-latency"),
-        sources="HTA-04, XP-08, NAI-14",
+        sources="HTA, XP, NAI",
     ),
     Rule(
         name="many-compiled-regions",
@@ -253,7 +253,7 @@ RULES = (
         check="Fewer compiled regions per step.",
         worth=Worth(_ACCOUNT, 0.5, "each region costs guards and a launch of its own"),
         explains=("launch-gaps", "short-kernels", "dispatch-latency"),
-        sources="ME-03, XP-11",
+        sources="ME, XP",
     ),
     Rule(
         name="short-kernels",
@@ -266,7 +266,7 @@ RULES = (
         check="Fewer launches per step, and the device's wait for the host shrinks.",
         worth=Worth("idle_host+compute", 0.6, _BECAUSE),
         explains=("launch-gaps", "fragmented-elementwise", "dispatch-latency", "elementwise-chains"),
-        sources="NAI-05, TL-03, HTA-03, XP-08, ME-01",
+        sources="NAI, TL, HTA, XP, ME",
     ),
     Rule(
         name="host-stall",
@@ -290,7 +290,7 @@ RULES = (
         check="No gap of a millisecond in the steady steps.",
         worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
         explains=("launch-gaps", "unsteady-steps", "host-phases", "python-overhead"),
-        sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
+        sources="XP, NAI, NS, TML",
     ),
     Rule(
         name="launch-gaps",
@@ -303,7 +303,7 @@ RULES = (
         check="The device's wait for the host shrinks, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, _BECAUSE),
         explains=("dispatch-latency", "fragmented-elementwise"),
-        sources="XP-08, XP-10, TL-02, HTA-02, GPF-10",
+        sources="XP, TL, HTA, GPF",
     ),
     Rule(
         name="dispatch-latency",
@@ -314,7 +314,7 @@ RULES = (
         wrong_when="host and device clocks differ",
         check="Dispatch shrinks in the ledger.",
         worth=Worth(_ACCOUNT, 0.5, "queued work starts in a microsecond or two"),
-        sources="HTA-01, HTA-04",
+        sources="HTA",
     ),
     Rule(
         name="uncovered-time",
@@ -326,7 +326,7 @@ RULES = (
         wrong_when="the profiler does not time every phase",
         check="Wall coverage rises and the step gets shorter by the same share.",
         worth=Worth("unattributed", 0.5, "what is not timed is not all overhead"),
-        sources="REF-02, GPF-10, TML-04",
+        sources="REF, GPF, TML",
     ),
     Rule(
         name="host-phases",
@@ -339,7 +339,7 @@ RULES = (
         wrong_when="a phase with such a name runs on the device",
         check="The phases shrink, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "host work can mostly be done once, ahead or elsewhere"),
-        sources="XP-10, TML-04",
+        sources="XP, TML",
     ),
     Rule(
         name="python-loop",
@@ -365,7 +365,7 @@ RULES = (
             "slow-backward",
             "fast-backward",
         ),
-        sources="PM-03, TG",
+        sources="PM, TG",
     ),
     Rule(
         name="python-overhead",
@@ -378,6 +378,6 @@ RULES = (
         wrong_when="the profiler slows every call: small operations look slower",
         check="Less of the step is between operations.",
         worth=Worth(_ACCOUNT, 0.5, "some Python stays in every step, and recording adds to it"),
-        sources="XP-02, XP-09",
+        sources="XP",
     ),
 )

@@ -143,7 +143,7 @@ RULES = (
         wrong_when="memory is full, and recomputing lets the batch fit",
         check="Less is repeated, and memory stays below its size.",
         worth=Worth("compute", 0.5, "memory usually has room for part of it"),
-        sources="AL-08, HF, GPF-21",
+        sources="AL, HF, GPF",
     ),
     Rule(
         name="fast-backward",
@@ -154,7 +154,7 @@ RULES = (
         fix_reference=FAST_BACKWARD_ADVICE,
         wrong_when="most of the model is frozen, or forward has work without gradients",
         check="Backward over forward is above 1, and the loss still falls.",
-        sources="REF-05",
+        sources="REF",
     ),
     Rule(
         name="slow-backward",
@@ -165,7 +165,7 @@ RULES = (
         wrong_when="forward does only part of the work, as with frozen caches",
         check="Backward over forward is near 2.",
         worth=Worth("compute", 0.3, "what makes it slow is not known yet"),
-        sources="GPF-21",
+        sources="GPF",
     ),
     Rule(
         name="skipped-steps",
@@ -177,7 +177,7 @@ RULES = (
         "update; bf16 needs no scaler.",
         wrong_when="gradients are accumulated: only the last micro-step has an optimizer",
         check="Every step has its backward pass and its update.",
-        sources="REF-05, REF-06",
+        sources="REF",
     ),
     Rule(
         name="no-backward",
@@ -187,6 +187,6 @@ RULES = (
         fix=_SKIPPED,
         wrong_when="backward is in a compiled graph without names",
         check="The backward pass takes about twice the forward's time.",
-        sources="REF-05, REF-06",
+        sources="REF",
     ),
 )

@@ -58,7 +58,7 @@ RULES = (
         check="No nchwToNhwc kernels in the trace.",
         worth=Worth("compute", 0.8, "the conversions go away; the convolutions stay as they are"),
         explains=("device-copies",),
-        sources="TL-09, TG",
+        sources="TL, TG",
     ),
     Rule(
         name="device-copies",
@@ -72,6 +72,6 @@ RULES = (
         "exempt",
         check="Copies shrink in the hotspots.",
         worth=Worth("compute", 0.6, "some copies are cheaper than what they replace"),
-        sources="TL-09, TL-10",
+        sources="TL",
     ),
 )

@@ -173,7 +173,7 @@ RULES = (
         fix=_WAYS_OUT,
         wrong_when="the run caught the error and continued with a smaller batch",
         check="The run continues past the point where it failed.",
-        sources="MEM-1.6, MEM-4",
+        sources="MEM",
     ),
     Rule(
         name="memory-grows",
@@ -184,7 +184,7 @@ RULES = (
         "lists of outputs.",
         wrong_when="a buffer fills up to a known size, such as a cache",
         check="What is held at the end of a step stays the same.",
-        sources="MEM-5.1",
+        sources="MEM",
     ),
     Rule(
         name="allocator-retries",
@@ -195,7 +195,7 @@ RULES = (
         fix_pytorch=f"{_EXPANDABLE}; no empty_cache() in the loop; leave more room on the device.",
         wrong_when="the run calls empty_cache() on purpose, as before an evaluation",
         check="num_alloc_retries in torch.cuda.memory_stats() stays 0.",
-        sources="MEM-1.6",
+        sources="MEM",
     ),
     Rule(
         name="memory-fragmented",
@@ -206,7 +206,7 @@ RULES = (
         fix_pytorch=f"Set {_EXPANDABLE}; it costs no time. Pad batches to a few lengths.",
         wrong_when="another phase, such as an evaluation, needs that much",
         check="Reserved and allocated memory come closer.",
-        sources="MEM-1.6",
+        sources="MEM",
     ),
     Rule(
         name="loss-dominates-memory",
@@ -218,7 +218,7 @@ RULES = (
         "torch.compile the loss.",
         wrong_when="the vocabulary is small and the batch is meant to be that large",
         check="The peak moves to another operation.",
-        sources="MEM-1.4",
+        sources="MEM",
     ),
     Rule(
         name="optimizer-unsharded",
@@ -229,7 +229,7 @@ RULES = (
         fix_pytorch="ZeroRedundancyOptimizer, or FSDP's fully_shard.",
         wrong_when="the memory is not needed otherwise",
         check="Each of N ranks holds 1/N of the states.",
-        sources="MEM-1.1, MEM-1.5",
+        sources="MEM",
     ),
     Rule(
         name="activations-kept",
@@ -239,7 +239,7 @@ RULES = (
         fix="Recompute what is cheap: selective activation checkpointing keeps the matrix products.",
         wrong_when="written-out attention holds them: a fused one drops them without recomputing",
         check="The peak falls, and the step takes at most a tenth longer.",
-        sources="MEM-1.3, MEM-4",
+        sources="MEM",
     ),
     Rule(
         name="memory-nearly-full",
@@ -251,7 +251,7 @@ RULES = (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
         wrong_when="the figure is reserved, not used memory",
         check="The peak is below 90 %.",
-        sources="TML-05, TBP-03, AL-09",
+        sources="TML, TBP, AL",
     ),
     Rule(
         name="memory-idle",
@@ -261,6 +261,6 @@ RULES = (
         fix="A larger micro-batch: each launch and each read of a weight then serves more tokens.",
         wrong_when="the recipe fixes the batch",
         check="Throughput rises with the batch.",
-        sources="AL-07, DL-06, SM-06, HF-01",
+        sources="AL, DL, SM, HF",
     ),
 )

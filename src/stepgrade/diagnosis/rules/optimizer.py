@@ -92,7 +92,7 @@ RULES = (
             "fragmented-elementwise",
             "host-stall",
         ),
-        sources="PM-06, HF",
+        sources="PM, HF",
     ),
     Rule(
         name="heavy-optimizer",
@@ -106,7 +106,7 @@ RULES = (
         wrong_when="the batch is small for the model",
         check="The optimizer's phase shrinks.",
         worth=Worth("compute", 0.4, "a fused update still reads and writes all of its state once"),
-        sources="HF, PM-06",
+        sources="HF, PM",
     ),
     Rule(
         name="zero-grad-fills",
@@ -118,6 +118,6 @@ RULES = (
         wrong_when="gradients are views that must stay (flat buffers)",
         check="No fills in zero_grad.",
         worth=Worth("compute+idle_host", 0.8, "the first backward then writes instead of adding"),
-        sources="PM-07, TG",
+        sources="PM, TG",
     ),
 )

@@ -94,7 +94,7 @@ RULES = (
             "Hugging Face measured up to 3 times from tf32; memory-bound products gain only their bytes",
         ),
         explains=("tf32-matmuls", "slow-gemm", "slow-attention"),
-        sources="PM-04, TBP-02, DL-03, XP-12, NAI-08, AL-06",
+        sources="PM, TBP, DL, XP, NAI, AL",
     ),
     Rule(
         name="tf32-matmuls",
@@ -106,7 +106,7 @@ RULES = (
         wrong_when="the model does not converge in 16 bits",
         check="The kernels' names say bf16.",
         worth=Worth("compute", 0.5, "the peak doubles; small products do not reach it"),
-        sources="XP-12, HF",
+        sources="XP, HF",
     ),
     Rule(
         name="fp16-beside-bf16",
@@ -117,6 +117,6 @@ RULES = (
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) and no GradScaler.",
         wrong_when="the weights are published for fp16, or its extra digits matter",
         check="No loss scaler in the trace.",
-        sources="AL-05",
+        sources="AL",
     ),
 )

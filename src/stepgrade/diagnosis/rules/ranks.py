@@ -174,7 +174,7 @@ RULES = (
             "loader-on-main-thread",
             "uneven-ranks",
         ),
-        sources="TL-19, HTA-06, TML-09, NVR-01, AL-11, XP-18, GPF-15",
+        sources="TL, HTA, TML, NVR, AL, XP, GPF",
     ),
     Rule(
         name="uneven-ranks",
@@ -206,6 +206,6 @@ RULES = (
         check="The ranks arrive together.",
         worth=Worth("exposed_communication", 0.6, "some spread of the ranks stays"),
         explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
-        sources="TG-05, SM-07, NAI-11, HTA-06",
+        sources="TG, SM, NAI, HTA",
     ),
 )

@@ -104,7 +104,7 @@ RULES = (
         wrong_when="steps are of several kinds by design, or the machine was busy unnoticed",
         check="The mean of the steps comes down to their median.",
         worth=Worth(ALL_ACCOUNTS, 0.7, "what is rare can mostly be made asynchronous"),
-        sources="GPF-16, NAI-12, SM-09, ME-05",
+        sources="GPF, NAI, SM, ME",
     ),
     Rule(
         name="drifting-steps",
@@ -116,6 +116,6 @@ RULES = (
         wrong_when="later batches are larger",
         check="Both halves take the same time.",
         worth=Worth(ALL_ACCOUNTS, 0.8, "the earlier half shows what it could take"),
-        sources="GPF-18, TML-07, GPF-19",
+        sources="GPF, TML",
     ),
 )

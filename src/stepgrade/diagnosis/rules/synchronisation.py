@@ -153,7 +153,7 @@ RULES = (
         check="No wait under aten::item or a copy to the host, and the synchronisation account is near zero.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "blocking-copy-sync", "host-stall"),
-        sources="TG-01, NS-04, NAI-04, XP-07",
+        sources="TG, NS, NAI, XP",
     ),
     Rule(
         name="data-dependent-sync",
@@ -168,7 +168,7 @@ RULES = (
         check="The operation no longer waits.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "blocking-copy-sync"),
-        sources="TG-01",
+        sources="TG",
     ),
     Rule(
         name="allocator-sync",
@@ -191,7 +191,7 @@ RULES = (
         check="No cudaMalloc or cudaFree in the steady steps.",
         worth=Worth(_ACCOUNT, 0.9, "a pool needs no call at all once it has grown"),
         explains=("sync-wait", "launch-gaps", "memory-nearly-full"),
-        sources="TML-06, TG-02",
+        sources="TML, TG",
     ),
     Rule(
         name="device-synchronize",
@@ -206,7 +206,7 @@ RULES = (
         check="No synchronising call in the steady steps.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "host-stall"),
-        sources="NS-04, NAI-04",
+        sources="NS, NAI",
     ),
     Rule(
         name="blocking-copy-sync",
@@ -219,7 +219,7 @@ RULES = (
         check="The copies' calls return before the copies end.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
         explains=("sync-wait",),
-        sources="NS-02, NS-03",
+        sources="NS",
     ),
     Rule(
         name="sync-wait",
@@ -233,7 +233,7 @@ RULES = (
         check="The synchronisation account shrinks, and the step with it.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
         explains=("launch-gaps",),
-        sources="NS-04, NAI-04",
+        sources="NS, NAI",
     ),
     Rule(
         name="scalar-read-loop",
@@ -255,6 +255,6 @@ RULES = (
             "data-shuffling",
             "slow-layer",
         ),
-        sources="PM-03",
+        sources="PM",
     ),
 )

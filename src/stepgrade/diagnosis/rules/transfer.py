@@ -95,7 +95,7 @@ RULES = (
         check="The copies are named Pinned in the trace and the wait is gone.",
         worth=Worth(_BY_COPIES, 0.7, "a copy from pinned memory overlaps kernels, if there are any"),
         explains=("heavy-transfer", "blocking-copy-sync", "sync-wait"),
-        sources="NS-01, AL-03, TG",
+        sources="NS, AL, TG",
     ),
     Rule(
         name="many-small-copies",
@@ -109,7 +109,7 @@ RULES = (
         check="Fewer copies per step, and the wait shrinks.",
         worth=Worth(_BY_COPIES, 0.6, "one large copy takes about as long as one small one"),
         explains=("heavy-transfer", "blocking-copy-sync"),
-        sources="TL-01, PM-02, XP-04",
+        sources="TL, PM, XP",
     ),
     Rule(
         name="offload-traffic",
@@ -125,7 +125,7 @@ RULES = (
             "exposed_copy", 0.5, "the state must live somewhere; sharding costs communication instead"
         ),
         explains=("heavy-transfer",),
-        sources="XP-06",
+        sources="XP",
     ),
     Rule(
         name="heavy-transfer",
@@ -140,6 +140,6 @@ RULES = (
         wrong_when="weights or optimizer state are on the host because they do not fit",
         check="The h2d and d2h phases shrink, and the step by as much.",
         worth=Worth("exposed_copy", 0.7, "the bytes still have to move; overlapping hides most of it"),
-        sources="TL-01, TML-03, NAI-03, REF-01",
+        sources="TL, TML, NAI, REF",
     ),
 )
