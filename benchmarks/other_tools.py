@@ -24,11 +24,11 @@ from tests.trace_processor import query
 
 import stepgrade as sg
 from stepgrade.model.activity import KernelUse
+from stepgrade.ranks.matching import Matching
 from stepgrade.readers.kineto import read
 from stepgrade.readers.ranks import read_again
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.report import perfetto
-from stepgrade.trace.matching import Matching
 from stepgrade.trace.profile import analyse_rank
 
 # Share of the time outside communication with FLOPs or bytes, of TraceLens 1.0 (2026-08-21) on these files.

@@ -47,7 +47,7 @@ SLOW = (
     "tests/store/test_history.py::test_eight_writers",
     "tests/report/test_names.py::test_a_name_of_ten_megabytes",
     "tests/torch_runs",
-    "tests/trace/test_invariants.py::test_real_traces",
+    "tests/timeline/test_invariants.py::test_real_traces",
     "tests/web/test_exchange.py::test_every_acknowledged",
 )
 

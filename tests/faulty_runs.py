@@ -12,7 +12,7 @@ from typing import Any
 
 from stepgrade.model import Profile
 from stepgrade.model.events import Collective, DeviceEvent, RangeKind, Trace, TraceDevice
-from stepgrade.trace import profile_of_traces
+from stepgrade.trace.profile import profile_of_traces
 from tests.trace_builder import AUTOGRAD, COMMUNICATION_STREAM, COMPUTE_STREAM, LATENCY_NS, MAIN, TraceBuilder
 
 US = 1_000

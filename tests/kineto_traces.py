@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from stepgrade.model.events import Trace
@@ -9,8 +10,18 @@ from stepgrade.readers import kineto
 from stepgrade.readers.kineto.reader import read_traces
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.readers.source import ByteSource, Readable, ReadOptions
+from tests.samples import shared
 
-__all__ = ["looks_like_kineto", "read_file", "read_ranks", "read_trace"]
+__all__ = [
+    "KINETO",
+    "looks_like_kineto",
+    "read_file",
+    "read_ranks",
+    "read_sample",
+    "read_trace",
+    "sample_names",
+]
+KINETO = "samples/kineto"
 
 
 def read_file(source: Readable, processes: int | None = None, **options: Any) -> list[Trace]:
@@ -28,3 +39,14 @@ def looks_like_kineto(text: bytes) -> bool:
     """Tell whether bytes are recognised as a trace."""
     with ByteSource(text) as opened:
         return kineto.READER.recognises(opened)
+
+
+def sample_names() -> list[str]:
+    """Return the names of the real traces."""
+    return sorted(path.name for path in shared(KINETO).glob("*.json*"))
+
+
+@lru_cache(maxsize=4)
+def read_sample(name: str) -> Trace:
+    """Return a real trace, read once."""
+    return read_file(shared(KINETO) / name)[0]

@@ -27,9 +27,9 @@ from stepgrade.model.profile import Profile
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.readers.ranks import read_ranks
-from stepgrade.trace import analyse_trace
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.timeline import Timeline, build_timeline
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.timeline import Timeline, build_timeline
+from stepgrade.trace.profile import analyse_trace
 
 _POINT = 0.01
 _HTA = """

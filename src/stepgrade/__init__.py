@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+from stepgrade import display
 from stepgrade._version import __version__
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing would double the time of --version
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport, parity
     from stepgrade.config import Config, load_config
+    from stepgrade.costs.own_costs import register_cost
+    from stepgrade.costs.recorded_inputs import Cost
     from stepgrade.errors import StepgradeError
     from stepgrade.gating.run import gate
     from stepgrade.grading import score
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
     from stepgrade.hardware.cost.plan import Parallelism, Plan
     from stepgrade.hardware.estimate import Estimate, estimate
     from stepgrade.hardware.memory.fit import Anchor
-    from stepgrade.hardware.planner import Cluster, PlanRequest, PlanTable, plan
+    from stepgrade.hardware.plan_table import Cluster, PlanRequest, PlanTable
+    from stepgrade.hardware.planner import plan
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import Inspection, inspect
     from stepgrade.loading import load, load_baseline
@@ -28,14 +32,13 @@ if TYPE_CHECKING:
     from stepgrade.model.comparison import GateReport
     from stepgrade.model.events import Trace
     from stepgrade.model.finding import Finding
+    from stepgrade.model.notes import Result
     from stepgrade.model.scorecard import Scorecard
     from stepgrade.record import Recorder, start_recording
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
     from stepgrade.store.history import History, NewRun, Selection
     from stepgrade.store.history import open_history as history
-    from stepgrade.trace.own_costs import register_cost
-    from stepgrade.trace.recorded_inputs import Cost
     from stepgrade.whatif import AssumedChange, WhatIf, what_if
 
 # Where each public name lives; it is imported on first use, because `stepgrade --version` needs none of them.
@@ -43,9 +46,9 @@ _HOMES = {
     "Anchor": "hardware.memory.fit",
     "AssumedChange": "whatif",
     "Baseline": "model",
-    "Cluster": "hardware.planner",
+    "Cluster": "hardware.plan_table",
     "Config": "config",
-    "Cost": "trace.recorded_inputs",
+    "Cost": "costs.recorded_inputs",
     "DeviceTable": "hardware.catalogue",
     "Estimate": "hardware.estimate",
     "Finding": "model.finding",
@@ -56,8 +59,8 @@ _HOMES = {
     "Parallelism": "hardware.cost.plan",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
-    "PlanRequest": "hardware.planner",
-    "PlanTable": "hardware.planner",
+    "PlanRequest": "hardware.plan_table",
+    "PlanTable": "hardware.plan_table",
     "Profile": "model",
     "Recorder": "record",
     "Scorecard": "model.scorecard",
@@ -77,7 +80,7 @@ _HOMES = {
     "load_config": "config",
     "parity": "compare.parity",
     "plan": "hardware.planner",
-    "register_cost": "trace.own_costs",
+    "register_cost": "costs.own_costs",
     "render": "report",
     "score": "grading",
     "start_recording": "record",
@@ -148,3 +151,18 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _render(result: Result, to: str) -> str:
+    from stepgrade.report import render
+
+    return render(result, to=to)
+
+
+def _render_cell(result: Scorecard | ParityReport) -> str | None:
+    from stepgrade.report.html import card_for_notebooks
+
+    return card_for_notebooks(result)
+
+
+display.render, display.render_cell = _render, _render_cell

@@ -20,7 +20,7 @@ import stepgrade as sg
 from stepgrade.contract import StepProfilerInput
 from stepgrade.model.events import Trace
 from stepgrade.readers.ranks import read_ranks
-from stepgrade.trace import profile_of_traces
+from stepgrade.trace.profile import profile_of_traces
 from tests.conftest import ROOT, Ran
 from tests.samples import shared
 

@@ -45,7 +45,7 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
     from stepgrade.cli import dispatch
 
     if argv == ANALYSIS:
-        from stepgrade.trace import profile_of_traces
+        from stepgrade.trace.profile import profile_of_traces
 
         traces = pickle.loads(files["f"])  # noqa: S301  our own
         os.getppid()

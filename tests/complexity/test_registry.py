@@ -24,7 +24,7 @@ WITHOUT_INPUT = {
 def test_every_reader_and_analysis_is_covered() -> None:
     found = {
         path.relative_to(SOURCE).with_suffix("").as_posix()
-        for room in ("loading", "readers", "trace", "whatif", "compare")
+        for room in ("loading", "readers", "timeline", "costs", "ranks", "trace", "whatif", "compare")
         for path in (SOURCE / room).rglob("*.py")
         if path.name != "__init__.py"
     }

@@ -112,6 +112,47 @@ def strings_with_flags(texts: dict[Path, str], package: Path = PACKAGE) -> list[
     return found
 
 
+def imports_of(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Return which of our modules each module imports: at once, inside functions, or for type checkers.
+
+    Importing a module of another package also imports that package's `__init__`.
+    """
+    root = package.parent
+    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in package.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        direct: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                direct.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"relative import in {name}"
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                direct.update(full if full in paths else str(node.module) for full in names)
+        packages = {
+            ".".join(parts[:n]) for one in direct for parts in [one.split(".")] for n in range(2, len(parts))
+        }
+        own = {".".join(name.split(".")[:n]) for n in range(2, name.count(".") + 2)}
+        found[name] = ((direct | (packages - own)) & set(paths)) - {name}
+    return found
+
+
+def modules_in_cycles(imports: dict[str, set[str]]) -> list[str]:
+    """Return the modules that import themselves, by way of others."""
+
+    def reaches_itself(start: str) -> bool:
+        reached: set[str] = set()
+        ahead = [start]
+        while ahead and start not in reached:
+            new = imports[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        return start in reached
+
+    return sorted(name for name in imports if reaches_itself(name))
+
+
 def crossed(*arguments: str, checkout: Path = ROOT) -> tuple[int, int]:
     """Return how many modules and functions of ours one command goes through."""
     package = str(checkout / "src" / "stepgrade")
@@ -141,6 +182,7 @@ def main(checkout: Path = ROOT) -> None:
         "private helpers used once": len(once),
         "  per 1,000 lines of code": round(len(once) / code * 1000, 1),
         "  of at most three lines, per 1,000": round(len(short) / code * 1000, 1),
+        "modules in import cycles": len(modules_in_cycles(imports_of(package))),
         "strings with flags outside cli/": len(strings_with_flags(texts, package)),
         "score of a trace: modules, functions": crossed(
             "score", "examples/traces/gpt_naive.json.gz", checkout=checkout

@@ -33,7 +33,7 @@ NEW = """    idle_queue: Annotated[
 # Where time is charged to accounts, and the advice for a rank that has more of one than the others.
 LISTS = {
     "model/ledger.py",
-    "trace/ledger.py",
+    "timeline/ledger.py",
     "scoring/phases.py",
     "readers/recording.py",
     "diagnosis/rules/ranks.py",

@@ -99,6 +99,9 @@ def test_a_step_profile_is_scored_without_heavy_imports() -> None:
         "stepgrade.store",
         "stepgrade.compare.effect",
         "stepgrade.report.content.comparison",
+        "stepgrade.timeline",
+        "stepgrade.costs",
+        "stepgrade.ranks",
         "stepgrade.trace",
         "stepgrade.gating.run",
     }

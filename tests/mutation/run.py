@@ -34,7 +34,7 @@ from tests.samples import put_samples_beside
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *("trace", "scoring", "diagnosis", "compare", "hardware", "gating", "store", "whatif", "readers"),
-    *("timeline", "costs", "ranks"),
+    *("timeline", "costs", "ranks", "loading"),
 )
 # The tests that are run against faults: behaviour, not documents, browsers or real trainings.
 TESTS = (

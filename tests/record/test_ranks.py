@@ -9,7 +9,7 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
-from stepgrade.trace import merge_recordings
+from stepgrade.ranks.recorded_ranks import merge_recordings
 from tests.record.loop import Loop
 from tests.record.test_processes import free_port, start
 

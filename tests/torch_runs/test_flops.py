@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.trace import costs
+from stepgrade.costs import costs
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")

@@ -12,8 +12,8 @@ import pytest
 import stepgrade as sg
 from stepgrade.cli import main
 from stepgrade.model.events import DeviceEvent
-from stepgrade.trace import analyse_rank
-from stepgrade.trace.timeline import build_timeline
+from stepgrade.timeline.timeline import build_timeline
+from stepgrade.trace.profile import analyse_rank
 from tests.kineto_text import kineto_text
 from tests.kineto_traces import read_trace
 from tests.trace_builder import Run, TraceBuilder, make_trace

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade import Profile
+from stepgrade.timeline.windows import TOLERANCE, StepMark, _marked
 from stepgrade.trace.python_loops import FEWEST_TURNS, LONGEST_TURN, SHORT_TURN_NS, find_turns
-from stepgrade.trace.windows import TOLERANCE, StepMark, _marked
 from tests.complexity.shapes import Files, blocks_that_wander, recordings_of_their_own
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from stepgrade.model.events import RangeKind, Trace
 from stepgrade.model.layers import LayerStep
-from stepgrade.trace import analyse_trace, phases
+from stepgrade.timeline.pieces import find_pieces
+from stepgrade.timeline.timeline import build_timeline
+from stepgrade.trace import phases
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.phases import find_phases
-from stepgrade.trace.pieces import find_pieces
-from stepgrade.trace.timeline import build_timeline
+from stepgrade.trace.profile import analyse_trace
 from tests.trace_builder import Run, TraceBuilder, make_trace, play
 
 KERNEL = 60_000

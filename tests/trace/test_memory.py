@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepgrade.model.events import Trace
-from stepgrade.trace import analyse_trace
+from stepgrade.trace.profile import analyse_trace
 from tests.kineto_traces import read_file
 from tests.trace_builder import Run, make_trace
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from stepgrade.model.events import Trace
-from stepgrade.trace import analyse_rank, profile_of_traces
-from tests.trace.changes import TABLES, picked
-from tests.trace.test_invariants import assert_adds_up
+from stepgrade.trace.profile import analyse_rank, profile_of_traces
+from tests.timeline.changes import TABLES, picked
+from tests.timeline.test_invariants import assert_adds_up
 from tests.trace_builder import Run, make_trace
 
 TIMES = (-(10**15), -1, 0, 1, 1_000, 10**9, 10**15)

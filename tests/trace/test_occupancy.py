@@ -13,12 +13,12 @@ import pytest
 
 from stepgrade.model.events import KernelLaunch, SmLimits, Trace
 from stepgrade.readers.kineto.header import sm_limits
+from stepgrade.timeline.pieces import find_pieces
+from stepgrade.timeline.timeline import Timeline, build_timeline
 from stepgrade.trace.kernels import kernel_use
 from stepgrade.trace.occupancy import occupancy_of
-from stepgrade.trace.pieces import find_pieces
-from stepgrade.trace.timeline import Timeline, build_timeline
+from tests.kineto_traces import KINETO, read_sample
 from tests.samples import shared
-from tests.trace.conftest import KINETO, read_sample
 
 H100 = SmLimits(threads=2048, registers=65536, shared_bytes=233472)
 FILES = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stepgrade.trace import RankProfile, analyse_rank
+from stepgrade.ranks.ranks import RankProfile
+from stepgrade.trace.profile import analyse_rank
+from tests.kineto_traces import KINETO, read_sample, sample_names
 from tests.samples import shared
-from tests.trace.changes import without_place
-from tests.trace.conftest import KINETO, read_sample, sample_names
+from tests.timeline.changes import without_place
 from tests.trace.slow_reader import read_slowly
 
 
@@ -17,7 +18,7 @@ def comparable(rank: RankProfile) -> RankProfile:
     plain = without_place(rank)
     activity = plain.profile.activity
     assert activity is not None
-    # Lines are of Python frames, which the slow reader leaves out; tests/trace/test_frames.py has them.
+    # Lines are of Python frames, which the slow reader leaves out; tests/timeline/test_frames.py has them.
     waits = tuple(msgspec.structs.replace(wait, line=None) for wait in activity.waits)
     loop = activity.loop and msgspec.structs.replace(activity.loop, line=None)
     activity = msgspec.structs.replace(activity, lines={}, waits=waits, loop=loop)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import stepgrade as sg
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.model.events import DeviceEvent, Trace
-from stepgrade.trace import analyse_trace
+from stepgrade.trace.profile import analyse_trace
 from tests.trace_builder import COMMUNICATION_STREAM, Run, TraceBuilder, make_trace, play
 
 

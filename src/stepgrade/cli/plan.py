@@ -17,14 +17,14 @@ from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.cli.run_options import add_config_option, add_hardware_options, add_run_options
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.cost.plan import Plan, find_dtype
-from stepgrade.hardware.planner import (
+from stepgrade.hardware.plan_table import (
     DEFAULT_NETWORK_GB_S,
     DEFAULT_PER_NODE,
     TRAINERS,
     Cluster,
     PlanRequest,
-    plan,
 )
+from stepgrade.hardware.planner import plan
 from stepgrade.hardware.setup import Setup
 
 

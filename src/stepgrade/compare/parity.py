@@ -16,7 +16,7 @@ from stepgrade.contract.scorecard import add_up
 from stepgrade.errors import NotMeasured
 from stepgrade.loading import profile_given
 from stepgrade.model import Note, Profile
-from stepgrade.model.notes import Result
+from stepgrade.model.notes import NotebookResult
 from stepgrade.readers.source import PathLike
 from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
@@ -47,7 +47,7 @@ class ShapeGap(Struct, frozen=True, kw_only=True):
     ratio: float
 
 
-class ParityReport(Result, frozen=True, kw_only=True):
+class ParityReport(NotebookResult, frozen=True, kw_only=True):
     """Contract v1's comparison, and how much of each side's time it speaks for.
 
     Ratios are ours over theirs for times and launches, theirs over ours for throughput: above 1
@@ -100,16 +100,6 @@ class ParityReport(Result, frozen=True, kw_only=True):
             ParityGap(op=gap.name, apr_ms=gap.ours.ms, baseline_ms=gap.theirs.ms, ratio=gap.ratio)
             for gap in self.canonical
         )
-
-    def _repr_markdown_(self) -> str:
-        from stepgrade.report import render  # only a notebook asks; report is above this room
-
-        return render(self, to="markdown")
-
-    def _repr_html_(self) -> str | None:
-        from stepgrade.report.html import card_for_notebooks
-
-        return card_for_notebooks(self)
 
 
 def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport:

@@ -5,6 +5,24 @@ named in bytes, and so are results: no engine pickles our classes, and what come
 version is refused.
 """
 
-from stepgrade.engine.base import Done, Engine, Job, Outcome, cores, open_engine
+from stepgrade.engine.base import Done, Engine, Here, Job, Outcome, cores
+from stepgrade.errors import BadOption, did_you_mean
 
 __all__ = ["Done", "Engine", "Job", "Outcome", "cores", "open_engine"]
+ENGINES = ("here", "pool", "dask")
+
+
+def open_engine(name: str, workers: int) -> Engine:
+    """Return the engine of that name: here, pool, dask, or dask://HOST:PORT; raise BadOption."""
+    if name == "here":
+        return Here()
+    if name == "pool":
+        from stepgrade.engine.pool import ProcessPool
+
+        return ProcessPool(workers)
+    if name == "dask" or name.startswith("dask://"):
+        from stepgrade.engine.on_dask import OnDask
+
+        return OnDask(name.removeprefix("dask").removeprefix("://"), workers)
+    hint = f"{did_you_mean(name, ENGINES)}; a scheduler of your own is dask://HOST:PORT"
+    raise BadOption(f"{name!r} is no engine", field="engine", hint=hint)

@@ -14,9 +14,8 @@ from msgspec import Struct
 from stepgrade import errors
 from stepgrade._version import __version__
 from stepgrade.decoding import from_msgpack
-from stepgrade.errors import BadInput, BadOption, EngineFailed, StepgradeError, TooLarge, did_you_mean
+from stepgrade.errors import BadInput, EngineFailed, StepgradeError, TooLarge
 
-ENGINES = ("here", "pool", "dask")
 TRIES = 2  # of an item whose process dies
 _BETWEEN_REPORTS_BYTES = 4 << 20
 Report = Callable[[int], None]  # how many bytes of an item are read
@@ -146,22 +145,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def open_engine(name: str, workers: int) -> Engine:
-    """Return the engine of that name: here, pool, dask, or dask://HOST:PORT; raise BadOption."""
-    if name == "here":
-        return Here()
-    if name == "pool":
-        from stepgrade.engine.pool import ProcessPool  # only with several files
-
-        return ProcessPool(workers)
-    if name == "dask" or name.startswith("dask://"):
-        from stepgrade.engine.on_dask import OnDask  # an extra
-
-        return OnDask(name.removeprefix("dask").removeprefix("://"), workers)
-    hint = f"{did_you_mean(name, ENGINES)}; a scheduler of your own is dask://HOST:PORT"
-    raise BadOption(f"{name!r} is no engine", field="engine", hint=hint)
 
 
 def died(how: str) -> Outcome:

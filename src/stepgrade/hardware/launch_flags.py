@@ -5,14 +5,10 @@ They are those of torchtitan 0.2, Megatron-LM, and the Trainer of Transformers w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from stepgrade.hardware.cost.plan import Plan
-
-if TYPE_CHECKING:
-    from stepgrade.hardware.planner import Cluster, PlanRequest, RankedPlan
+from stepgrade.hardware.plan_table import Cluster, PlanRequest, RankedPlan
 
 # How many stages of a pipeline each device has in torchtitan's interleaved schedule unless it is told.
 _USUAL_STAGES = 2

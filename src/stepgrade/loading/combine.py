@@ -56,19 +56,24 @@ def combine(parts: Sequence[Part]) -> Profile | Baseline:
         only: Profile | Baseline = held[main][0]
         return only
     # What needs numpy is imported only here: it takes longer than a step profile to score.
-    from stepgrade import trace
+    from stepgrade.ranks.hang import profile_of_flight_records
+    from stepgrade.ranks.recorded_ranks import merge_recordings
+    from stepgrade.trace.compile_logs import profile_of_compile_logs, with_compile_logs
+    from stepgrade.trace.logged_run import with_log
+    from stepgrade.trace.memory import profile_of_memory
+    from stepgrade.trace.profile import profile_of_traces
 
     becomes: dict[Kind, Callable[[list[Any]], Profile]] = {
-        "profile": lambda ranks: ranks[0] if len(ranks) == 1 else trace.merge_recordings(ranks),
-        "traces": lambda files: trace.profile_of_traces(files[0]),
-        "hang": trace.profile_of_flight_records,
-        "memory": lambda recordings: trace.profile_of_memory(recordings[0]),
+        "profile": lambda ranks: ranks[0] if len(ranks) == 1 else merge_recordings(ranks),
+        "traces": lambda files: profile_of_traces(files[0]),
+        "hang": profile_of_flight_records,
+        "memory": lambda recordings: profile_of_memory(recordings[0]),
         "log": lambda logs: logs[0],
-        "compile_log": trace.profile_of_compile_logs,
+        "compile_log": profile_of_compile_logs,
     }
     adds: dict[Kind, Callable[[Profile, list[Any]], Profile]] = {
-        "log": lambda profile, logs: trace.with_log(profile, logs[0]),
-        "compile_log": trace.with_compile_logs,
+        "log": lambda profile, logs: with_log(profile, logs[0]),
+        "compile_log": with_compile_logs,
     }
     profile = becomes[main](held[main])
     for kind, add in adds.items():

@@ -25,12 +25,14 @@ from stepgrade.errors import BadInput, EngineFailed, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
+from stepgrade.ranks.ranks import PackedRank, RankProfile, merge_ranks
+from stepgrade.ranks.recordings import join_recordings
 from stepgrade.readers import registry
 from stepgrade.readers.discover import RunFile
 from stepgrade.readers.ranks import Processes, RankRecording, traces_in
 from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
-from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
+from stepgrade.trace.profile import analyse_rank
 
 SCHEMA = 3  # of what a worker sends and a cache keeps: one more whenever a field of it changes
 # Below this a pool takes longer to start than the files take to read.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct, structs
 
+from stepgrade import display
 from stepgrade.decoding import from_builtins
 from stepgrade.errors import name_fields
 
@@ -63,10 +64,8 @@ class Result(Struct, frozen=True):
     NOTES: ClassVar[tuple[str, ...]] = ()  # which fields hold notes
 
     def __str__(self) -> str:
-        """Return the result as a terminal shows it, so that printing it shows it."""
-        from stepgrade.report import render  # only who prints asks; report is above this room
-
-        return render(self).rstrip("\n")
+        """Return the result as a terminal shows it."""
+        return display.render(self, "terminal").rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as its JSON has it."""
@@ -81,6 +80,16 @@ class Result(Struct, frozen=True):
     def to_json(self) -> str:
         """Return the result as JSON, in one line."""
         return msgspec.json.encode(self.to_dict()).decode()
+
+
+class NotebookResult(Result, frozen=True):
+    """A result that a notebook shows as a card."""
+
+    def _repr_markdown_(self) -> str:
+        return display.render(self, "markdown")
+
+    def _repr_html_(self) -> str | None:
+        return display.render_cell(self)
 
 
 def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[str, Any]:

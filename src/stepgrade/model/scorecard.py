@@ -11,20 +11,21 @@ from msgspec import Struct
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import MissingExtra
-from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.activity import CopyRow, KernelUse
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.collectives import CollectiveFit, CollectiveRow, ExpertUse, PipelineUse
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.finding import Finding
+from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.hang import Hang
 from stepgrade.model.layers import LayerStep, ModuleStep
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
-from stepgrade.model.notes import Result, texts_to_notes
-from stepgrade.model.operations import Operation
-from stepgrade.model.profile import WorkKind
+from stepgrade.model.notes import Note, NotebookResult, texts_to_notes
+from stepgrade.model.operations import Operation, Span
+from stepgrade.model.profile import Source, WorkKind
 from stepgrade.model.step_log import Goodput
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
@@ -115,7 +116,7 @@ class Throughput(Struct, frozen=True, kw_only=True):
     basis: str
 
 
-class Scorecard(Result, frozen=True, kw_only=True):
+class Scorecard(NotebookResult, frozen=True, kw_only=True):
     """What a run reached of what it could reach, and why."""
 
     VERSION: ClassVar[int] = 2
@@ -252,16 +253,6 @@ class Scorecard(Result, frozen=True, kw_only=True):
         texts = ("layer", "name", "top_op")
         numbers = ("fwd_ms", "bwd_ms", "recompute_ms", "ratio", "top_op_share")
         return _frame(msgspec.to_builtins(self.layers), texts, numbers, library)
-
-    def _repr_markdown_(self) -> str:
-        from stepgrade.report import render  # only a notebook asks; report is above this room
-
-        return render(self, to="markdown")
-
-    def _repr_html_(self) -> str | None:
-        from stepgrade.report.html import card_for_notebooks
-
-        return card_for_notebooks(self)
 
 
 def _frame(

@@ -121,10 +121,10 @@ def _single_source(path: str, input_format: str | None, options: ReadOptions, st
 
     known = what_it_is(opened.head)
     if known is None or known.what not in ARCHIVES:  # weights and arrays are zip archives too
-        raise refusal(opened)
+        raise refusal(opened, registry.readers())
     files = _traces_among(unpack(opened, stack.enter_context(scratch_folder())), None)
     if not files:
-        raise refusal(opened)
+        raise refusal(opened, registry.readers())
     return RunFiles(files=tuple(files))
 
 

@@ -6,10 +6,12 @@ Nothing is opened, unpacked or run for it, and nothing of the file is shown: onl
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from stepgrade.errors import UnknownFormat
+from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
 
@@ -262,10 +264,8 @@ def what_it_is(head: bytes) -> Foreign | None:
     return None
 
 
-def refusal(source: ByteSource) -> UnknownFormat:
+def refusal(source: ByteSource, readers: Iterable[Reader]) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
-    from stepgrade.readers.registry import readers  # which imports the readers, and they this
-
     if not source.head.strip(b"\0 \t\r\n"):
         broken_off = "was the disk full, or the machine switched off, while it was written?"
         return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
@@ -277,5 +277,5 @@ def refusal(source: ByteSource) -> UnknownFormat:
     problem = (
         f"{kind} that stepgrade knows" if source.is_text else "is binary, in no format that stepgrade knows"
     )
-    known = ", ".join(reader.name for reader in readers())
+    known = ", ".join(reader.name for reader in readers)
     return UnknownFormat(problem, where=source.name, hint=f"formats: {known}; {_TRACE}")

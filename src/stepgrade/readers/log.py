@@ -99,13 +99,14 @@ def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) ->
 def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
     """Return why nothing can be read: JSON that is broken, a profile that is cut off, something else."""
     from stepgrade.readers.foreign import refusal, what_it_is  # only for what cannot be read
+    from stepgrade.readers.registry import readers
 
     if source.json_error is not None and what_it_is(source.head) is None:
         return source.json_error.at(source.name)
     if cut_line is not None:
         problem = "the profile is cut off or its JSON is broken"
         return BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
-    return refusal(source)
+    return refusal(source, readers())
 
 
 def _quoted_texts(source: ByteSource) -> Iterator[bytes]:

@@ -53,6 +53,7 @@ def read(source: ByteSource) -> Part:
     from stepgrade.readers.logs import tables, tensorboard, wandb
     from stepgrade.readers.logs.assemble import profile_of_log
     from stepgrade.readers.logs.records import RecordLog
+    from stepgrade.readers.registry import readers
 
     kind = _kind(source)
     names = {
@@ -64,7 +65,7 @@ def read(source: ByteSource) -> Part:
         "mlflow": "MLflow",
     }
     if kind is None:
-        raise refusal(source)
+        raise refusal(source, readers())
     log, runs = RecordLog(kind, names[kind]), 1
     if kind == "wandb":
         wandb.read_wandb(source.chunks(), log)
@@ -90,7 +91,7 @@ def read(source: ByteSource) -> Part:
         hint = "log a scalar, such as the loss, with the number of its step"
         raise UnknownFormat(f"is a file of {names[kind]} without a scalar", where=source.name, hint=hint)
     if profile is None:
-        raise refusal(source)
+        raise refusal(source, readers())
     if runs > 1:
         text = f"the database holds {runs} runs: this is the one that began last"
         profile = structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))

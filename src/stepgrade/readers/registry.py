@@ -86,7 +86,7 @@ def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
         raise UnknownFormat(f"no reader called {input_format!r}", field="input_format", hint=hint)
     from stepgrade.readers.foreign import refusal  # only for what cannot be read
 
-    raise refusal(source)
+    raise refusal(source, readers())
 
 
 def built_in(name: str) -> Reader:

@@ -244,7 +244,7 @@ def _analyse(profiler: profile) -> Profile | None:
     # The readers need numpy, which the first steps of a training need not wait for.
     from stepgrade.readers.kineto.reader import read_traces
     from stepgrade.readers.source import ByteSource
-    from stepgrade.trace import profile_of_traces
+    from stepgrade.trace.profile import profile_of_traces
 
     with tempfile.TemporaryDirectory(prefix="stepgrade-", dir=temporary_folder()) as directory:
         path = Path(directory, "step.json")

@@ -28,7 +28,7 @@ _CONTENT = {
     "stepgrade.hardware.measure.Measured": ("hardware", "measurement"),
     "stepgrade.compare.repeats.Repeats": ("repeats", "blocks"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
-    "stepgrade.hardware.planner.PlanTable": ("memory", "plans"),
+    "stepgrade.hardware.plan_table.PlanTable": ("memory", "plans"),
     "stepgrade.whatif.answers.WhatIf": ("whatif", "blocks"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")

@@ -4,7 +4,7 @@ The rule, in words: a step stands out when it lies more than `outlier_score` rob
 median of the second half of the run. Leading steps that stand out as slower are warm-up; later ones that
 stand out are outliers, unless they are more than a tenth of the steps, for then they are how the run is.
 
-A trace is filtered twice. `trace/windows` first drops the steps that are not of one kind with the others
+A trace is filtered twice. `timeline/windows` first drops the steps that are not of one kind with the others
 (more than 20 % away, flushes, empty ones): what is left are the profiled steps of a Profile, and all its
 figures are means over them. The rule above then looks at their durations alone, as at those of any other
 source.

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stepgrade.costs.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -33,8 +34,14 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import RANDOM, WorkClass
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.collectives import tally_collectives
+from stepgrade.ranks.collectives import tally_collectives
+from stepgrade.ranks.parallelism import communication_by_purpose
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.frames import NO_FRAMES, LoopFrames
+from stepgrade.timeline.ledger import HOST_COPIES, LedgerSpans, waiting_calls
+from stepgrade.timeline.links import OP, inherit, pick
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.trace.counts import (
     class_in_range,
     count_backward_passes,
@@ -43,15 +50,8 @@ from stepgrade.trace.counts import (
     group_kernels,
     scalar_reads,
 )
-from stepgrade.trace.frames import NO_FRAMES, LoopFrames
-from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
-from stepgrade.trace.links import OP, inherit, pick
-from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
-from stepgrade.trace.parallelism import communication_by_purpose
-from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.python_loops import tally_loop
-from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short

@@ -17,9 +17,9 @@ from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak, 
 from stepgrade.model.events import Trace
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.timeline import Timeline
-from stepgrade.trace.windows import StepMark, compile_spans
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.timeline import Timeline
+from stepgrade.timeline.windows import StepMark, compile_spans
 from stepgrade.units import NS_PER_MS
 
 _FRAMES_LOOKED_UP = 50

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepgrade.costs.recorded_inputs import decode_shapes
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import Ids, Longs
 from stepgrade.naming.torch_names import BACKWARD, COMPILED, LONGEST_NAME, matching, named
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.recorded_inputs import decode_shapes
-from stepgrade.trace.steps import steps_of
-from stepgrade.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.steps import steps_of
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 _OPS = {

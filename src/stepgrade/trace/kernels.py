@@ -11,11 +11,11 @@ from stepgrade.model.events import NONE, DeviceEvent, Ids, Longs, TraceDevice
 from stepgrade.model.operations import KernelRow
 from stepgrade.naming.tensor_cores import uses_tensor_cores
 from stepgrade.naming.work_class import MATMULS, WorkClass
-from stepgrade.trace import intervals as iv
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.timeline import Driver, Timeline
+from stepgrade.timeline.windows import Windows
 from stepgrade.trace.occupancy import occupancy_of
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import Driver, Timeline
-from stepgrade.trace.windows import Windows
 from stepgrade.units import NS_PER_MS
 
 MOST_KERNELS = 8  # of an operation

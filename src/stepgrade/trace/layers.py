@@ -38,12 +38,12 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.timeline.compiled import in_direction, layers_by_scope
+from stepgrade.timeline.links import MODULE, OP, RANGE, inherit, nearest, pick
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.steps import steps_of
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.trace import phases
-from stepgrade.trace.compiled import in_direction, layers_by_scope
-from stepgrade.trace.links import MODULE, OP, RANGE, inherit, nearest, pick
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.steps import steps_of
-from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 MODULE_PREFIX = "nn.Module: "

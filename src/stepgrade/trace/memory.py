@@ -34,6 +34,10 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Source
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching, named
+from stepgrade.timeline.links import find_parents, inherit, pick
+from stepgrade.timeline.timeline import IN_BACKWARD as BACKWARD_BIT
+from stepgrade.timeline.timeline import IN_OPTIMIZER as OPTIMIZER_BIT
+from stepgrade.timeline.timeline import Driver, Timeline
 from stepgrade.trace.allocations import (
     categories_at,
     curve_between,
@@ -46,10 +50,6 @@ from stepgrade.trace.allocations import (
     total_curve,
 )
 from stepgrade.trace.layers import Layers, blocks_of_rows
-from stepgrade.trace.links import find_parents, inherit, pick
-from stepgrade.trace.timeline import IN_BACKWARD as BACKWARD_BIT
-from stepgrade.trace.timeline import IN_OPTIMIZER as OPTIMIZER_BIT
-from stepgrade.trace.timeline import Driver, Timeline
 
 _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#|^##\s*zero_grad\b|^zero[ _]grad$", re.IGNORECASE)
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w{1,60})")

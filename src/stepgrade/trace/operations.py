@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from stepgrade.costs.call_costs import find_costs
+from stepgrade.costs.matmuls import most_of, precisions_of, time_by_precision
+from stepgrade.costs.shapes import Calls, shapes_by_label
 from stepgrade.model.activity import PartTime
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, Ids, Kinds
@@ -14,17 +17,14 @@ from stepgrade.model.operations import Operation, Span
 from stepgrade.naming.roles import role_of
 from stepgrade.naming.torch_names import BACKWARD, classes_of, matching
 from stepgrade.naming.work_class import MATMULS, WorkClass, classify
-from stepgrade.trace.call_costs import find_costs
-from stepgrade.trace.compiled import compiled_of
+from stepgrade.timeline.compiled import compiled_of
+from stepgrade.timeline.ledger import HOST_COPIES
+from stepgrade.timeline.links import MODULE, nearest, pick
+from stepgrade.timeline.pieces import Pieces, per_steady_step
+from stepgrade.timeline.timeline import Driver, Timeline
 from stepgrade.trace.kernels import kernels_by_label
 from stepgrade.trace.layers import match_forward
-from stepgrade.trace.ledger import HOST_COPIES
-from stepgrade.trace.links import MODULE, nearest, pick
-from stepgrade.trace.matmuls import most_of, precisions_of, time_by_precision
 from stepgrade.trace.phases import PHASES
-from stepgrade.trace.pieces import Pieces, per_steady_step
-from stepgrade.trace.shapes import Calls, shapes_by_label
-from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 MOST_SAMPLES = 4  # for each piece of work

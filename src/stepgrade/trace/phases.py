@@ -7,9 +7,9 @@ import numpy as np
 from stepgrade.model.events import NONE, DeviceEvent, Kinds, Longs
 from stepgrade.model.profile import PhaseTime
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.pieces import Pieces, per_steady_step
-from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.pieces import Pieces, per_steady_step
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 PHASES = ("input", "h2d", "forward", "backward", "optimizer", "communication", "d2h", "other")

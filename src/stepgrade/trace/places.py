@@ -17,12 +17,12 @@ from stepgrade.model.operations import Operation
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.timeline.links import MODULE, nearest, pick
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.timeline import IN_BACKWARD, Timeline
 from stepgrade.trace import phases
 from stepgrade.trace.layers import MODULE_PREFIX, makers_of_rows
-from stepgrade.trace.links import MODULE, nearest, pick
 from stepgrade.trace.memory import LocatedEvents
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import IN_BACKWARD, Timeline
 from stepgrade.units import NS_PER_MS
 
 MOST_MODULES = 2_000  # a model of a hundred layers has about a thousand

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import structs
 
+from stepgrade.costs.matmuls import most_of
 from stepgrade.model.collectives import Communication
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace
@@ -14,25 +15,24 @@ from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
 from stepgrade.model.operations import Span
 from stepgrade.model.profile import Profile, Recorded, Source
+from stepgrade.ranks.arrivals import collectives_of_rank, find_arrivals
+from stepgrade.ranks.ranks import RankProfile, RankStep, merge_ranks
+from stepgrade.ranks.recordings import join_recordings
+from stepgrade.timeline.pieces import Pieces, find_pieces
+from stepgrade.timeline.quality import check_quality
+from stepgrade.timeline.steps import NOTES
+from stepgrade.timeline.timeline import Driver, Timeline, build_timeline
+from stepgrade.timeline.windows import StepMark, Windows
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
-from stepgrade.trace.arrivals import collectives_of_rank, find_arrivals
 from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.kernels import find_device, kernel_use
 from stepgrade.trace.layers import Layers, find_layers
-from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import locate_memory, memory_of_trace
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
-from stepgrade.trace.pieces import Pieces, find_pieces
 from stepgrade.trace.places import find_places
-from stepgrade.trace.quality import check_quality
-from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
-from stepgrade.trace.recordings import join_recordings
 from stepgrade.trace.step_view import view_steps
-from stepgrade.trace.steps import NOTES
-from stepgrade.trace.timeline import Driver, Timeline, build_timeline
-from stepgrade.trace.windows import StepMark, Windows
 from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 

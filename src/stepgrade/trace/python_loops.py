@@ -9,11 +9,11 @@ import numpy as np
 from stepgrade.model.activity import LoopTally
 from stepgrade.model.events import NONE, Ids, Longs
 from stepgrade.naming.torch_names import BACKWARD, matching
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.frames import LoopFrames
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.frames import LoopFrames
+from stepgrade.timeline.links import OP, pick
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Timeline
 from stepgrade.trace.layers import match_forward
-from stepgrade.trace.links import OP, pick
-from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Timeline
 from stepgrade.units import NS_PER_MS
 
 LONGEST_TURN = 32  # operations of one turn

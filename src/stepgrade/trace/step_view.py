@@ -13,12 +13,12 @@ from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.step_view import Lane, LaneKind, StepView
 from stepgrade.naming.torch_names import classes_of
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.ledger import waiting_calls
-from stepgrade.trace.links import OP, pick
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.ledger import waiting_calls
+from stepgrade.timeline.links import OP, pick
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.timeline import Driver, Timeline
 from stepgrade.trace.phases import PHASES, phase_stretches
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import Driver, Timeline
 
 SLICES = 400  # across a step: a dot of a wide screen holds two or three
 RANKS_VIEWED = 16  # of thousands, the first: nobody reads more

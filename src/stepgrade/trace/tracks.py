@@ -15,14 +15,14 @@ from stepgrade.model.events import NONE, Ids, Longs, Trace, Wholes
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track, TrackKind
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.arrivals import Arrivals, find_arrivals
-from stepgrade.trace.links import pick
-from stepgrade.trace.matching import Matching
+from stepgrade.ranks.arrivals import Arrivals, find_arrivals
+from stepgrade.ranks.matching import Matching
+from stepgrade.ranks.ranks import number_ranks, share_clock
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.links import pick
+from stepgrade.timeline.pieces import Pieces, find_pieces
+from stepgrade.timeline.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.phases import PHASES, find_phases, phase_stretches
-from stepgrade.trace.pieces import Pieces, find_pieces
-from stepgrade.trace.ranks import number_ranks, share_clock
-from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 
 # Beyond so many tracks of one stream or thread, what overlaps is cut to fit: no sound trace comes near.
 MOST_LAYERS = 32

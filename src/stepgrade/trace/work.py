@@ -8,8 +8,8 @@ from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Longs
 from stepgrade.model.profile import WorkKind
 from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, OPTIMIZER_STEP, Mask, named
-from stepgrade.trace.compiled import in_direction
-from stepgrade.trace.timeline import Timeline
+from stepgrade.timeline.compiled import in_direction
+from stepgrade.timeline.timeline import Timeline
 
 # Optimizers and the gradients' own operations, where no range or autograd node names them.
 _TRAINING_OP = re.compile(

@@ -22,7 +22,8 @@ from stepgrade.gating.run import gate
 from stepgrade.grading import score
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.estimate import estimate
-from stepgrade.hardware.planner import Cluster, PlanRequest, plan
+from stepgrade.hardware.plan_table import Cluster, PlanRequest
+from stepgrade.hardware.planner import plan
 from stepgrade.hardware.setup import Setup
 from stepgrade.inspection import inspect
 from stepgrade.loading import load

@@ -19,11 +19,12 @@ from stepgrade.model.notes import Result
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.ranks.ranks import RankProfile, merge_ranks
+from stepgrade.ranks.recordings import join_recordings
 from stepgrade.readers.source import PathLike
-from stepgrade.trace import RankProfile, join_recordings, merge_ranks
-from stepgrade.trace.pieces import find_pieces
+from stepgrade.timeline.pieces import find_pieces
+from stepgrade.timeline.timeline import Timeline, build_timeline
 from stepgrade.trace.profile import analyse_timeline
-from stepgrade.trace.timeline import Timeline, build_timeline
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 from stepgrade.whatif.changes import (
     COMMUNICATION,

@@ -28,12 +28,12 @@ from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs
 from stepgrade.naming.torch_names import Mask, named
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace import intervals as iv
-from stepgrade.trace.arrivals import Arrivals, ProcessGroup
-from stepgrade.trace.ledger import DISPATCH_NS, waiting_calls
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.steps import StepBasis
-from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.ranks.arrivals import Arrivals, ProcessGroup
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.ledger import DISPATCH_NS, waiting_calls
+from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.steps import StepBasis
+from stepgrade.timeline.timeline import Driver, Timeline
 
 STREAM_WAIT = re.compile(r"StreamWaitEvent")
 # Launch to start takes 5 to 20 microseconds: what comes sooner after another stream's end may be chance.

@@ -11,7 +11,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model.events import Longs
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace.ledger import DISPATCH_NS
+from stepgrade.timeline.ledger import DISPATCH_NS
 from stepgrade.whatif.graph import Edge, StepGraph
 
 MOST_ROUNDS = 12

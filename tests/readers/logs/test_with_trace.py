@@ -11,7 +11,7 @@ import stepgrade as sg
 from stepgrade.loading import load
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
-from stepgrade.trace import with_log
+from stepgrade.trace.logged_run import with_log
 from tests.conftest import ROOT
 from tests.readers.logs.generated import Plan, generate
 

@@ -15,9 +15,9 @@ from msgspec import structs
 import stepgrade as sg
 from stepgrade.errors import StepgradeError
 from stepgrade.model.events import DeviceEvent, Trace
+from stepgrade.ranks.collectives import message_bytes
 from stepgrade.readers.nsys.reader import read_traces
 from stepgrade.readers.source import ByteSource
-from stepgrade.trace.collectives import message_bytes
 from stepgrade.trace.profile import analyse_rank
 from tests.conftest import Ran
 from tests.readers.nsys.export import EPOCH_NS, MS, SECRET, TABLES, Export, two_ranks

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stepgrade.model.events import DeviceEvent, Trace
-from stepgrade.trace.links import CALL, nearest, pick
-from stepgrade.trace.timeline import build_timeline
+from stepgrade.timeline.links import CALL, nearest, pick
+from stepgrade.timeline.timeline import build_timeline
 from tests.readers.nsys.test_nsys import MS, NAMES, SAMPLES, covered_ns, reference, traces_of, union_ms
 from tests.samples import shared
 

@@ -17,8 +17,8 @@ from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.readers.registry import read_source, reader_for
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.xplane.devices import first_kernels
+from stepgrade.timeline.timeline import build_timeline
 from stepgrade.trace.profile import analyse_trace
-from stepgrade.trace.timeline import build_timeline
 from tests.readers.xplane.files import (
     FORWARD_FLOPS,
     PlaneFile,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stepgrade.hardware.estimate import Estimate
     from stepgrade.hardware.memory.changes import MemoryChange
     from stepgrade.hardware.memory.fit import MemoryFit
-    from stepgrade.hardware.planner import PlanTable, RankedPlan
+    from stepgrade.hardware.plan_table import PlanTable, RankedPlan
 
 VERDICTS = {"fits": "fits", "does_not_fit": "does not fit", "too_close": "too close to call"}
 PHASES = {

@@ -1,0 +1,1 @@
+"""Names and shapes of operations to FLOPs and bytes."""

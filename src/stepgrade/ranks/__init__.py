@@ -1,0 +1,1 @@
+"""Several ranks as one run: matching collectives, clocks, parallel dimensions, and the merge."""

@@ -1,0 +1,138 @@
+"""The recordings of a run's ranks as one run: what they reach together, and whom the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from stepgrade.errors import BadInput
+from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
+from stepgrade.model.activity import Activity, Straggler
+from stepgrade.model.ledger import Ledger
+from stepgrade.ranks.mean_rank import MeanRank, merge_notes
+from stepgrade.statistics import mean, median
+
+# A rank that the others wait for less than this share of the step is no straggler, but noise.
+LEAST_WAIT_SHARE = 0.02
+# It causes most of the waiting: with the next one as late, none stands out.
+MOST_OF_THE_WAITING = 0.5
+
+
+def merge_recordings(profiles: Sequence[Profile]) -> Profile:
+    """Return the run whose ranks were recorded; raise BadInput for files that are not ranks of one run.
+
+    Its steps are those of the slowest rank, its tokens and samples those of all ranks together, and the rest
+    is that of the mean rank.
+    """
+    if len(profiles) == 1:
+        return profiles[0]
+    by_rank = _by_rank(profiles)
+    ranks = [*by_rank.values()]
+    slowest = max(ranks, key=lambda profile: profile.mean_step_ms or 0.0)
+    steps = slowest.steps or 1
+    files = tuple(profile.source.files[0] for profile in ranks)
+    # How long a step communicates on each rank with nothing to hide it, waits included.
+    communication_ms = {
+        number: sum(
+            (phase.total_ms or 0.0) / (profile.steps or 1)
+            for phase in profile.phases
+            if phase.name == "communication"
+        )
+        for number, profile in by_rank.items()
+    }
+    times = tuple(
+        RankTime(
+            rank=number,
+            mean_step_ms=profile.mean_step_ms or 0.0,
+            # Whoever comes last to a collective does not wait in it: its time is the collective alone.
+            wait_ms=communication_ms[number] - min(communication_ms.values()),
+            ledger=profile.ledger,
+        )
+        for number, profile in by_rank.items()
+    )
+    straggler = _straggler(times, slowest.mean_step_ms or 0.0)
+    mean_rank = MeanRank(len(ranks), steps, {file: place for place, file in enumerate(files)})
+    for number, profile in by_rank.items():
+        mean_rank.add(profile, rank=number)
+    activity = mean_rank.activity or Activity(driver="unseen")
+    ledgers = [profile.ledger for profile in ranks if profile.ledger is not None]
+    covered = [profile.wall_coverage for profile in ranks if profile.wall_coverage is not None]
+    world = slowest.world_size or len(ranks)
+    missing = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
+    return structs.replace(
+        slowest,
+        source=Source(format=slowest.source.format, files=files, producer=RECORDER),
+        phases=mean_rank.phases,
+        layers=mean_rank.layers,
+        operations=mean_rank.operations,
+        wall_coverage=mean(covered) if covered else None,
+        tokens_per_step=_sum_known([profile.tokens_per_step for profile in ranks]),
+        samples_per_step=_sum_known([profile.samples_per_step for profile in ranks]),
+        rank=None,
+        counted_ranks=len(ranks),
+        ranks=times,
+        ledger=Ledger.sum(ledgers) if len(ledgers) == len(ranks) else None,
+        matmul_flops=mean_rank.matmul_flops,
+        matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in ranks),
+        peak_memory_bytes=max(profile.peak_memory_bytes or 0.0 for profile in ranks) or None,
+        activity=structs.replace(
+            activity, skew_ms=mean([time.wait_ms or 0.0 for time in times]), straggler=straggler
+        ),
+        notes=merge_notes([[note for note in p.notes if note.code != "one_rank"] for p in ranks]),
+        warnings=(
+            *((Note("ranks_missing", missing),) if world > len(ranks) else ()),
+            *mean_rank.warnings.all,
+        ),
+    )
+
+
+def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
+    """Return the recordings by rank, in order."""
+    found: dict[int, Profile] = {}
+    for profile in profiles:
+        where = profile.source.files[0]
+        if profile.source.producer != RECORDER or profile.rank is None:
+            hint = "several sources are the ranks of one run: traces, or our own recordings"
+            raise BadInput("is no rank of a run", where=where, hint=hint)
+        other = found.get(profile.rank)
+        if other is not None:
+            problem = f"{other.source.files[0]} and {where} both say they are rank {profile.rank}"
+            raise BadInput(problem, hint="give the files of one run, one for each rank")
+        found[profile.rank] = profile
+    if len({profile.world_size for profile in profiles}) > 1:
+        sizes = ", ".join(f"{profile.source.files[0]}: {profile.world_size}" for profile in profiles)
+        raise BadInput(f"are of runs with different numbers of ranks ({sizes})")
+    return dict(sorted(found.items()))
+
+
+def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
+    """Return the rank that the others wait for, if one stands out."""
+    waits = sorted(times, key=lambda time: time.wait_ms or 0.0)
+    last, others = waits[0], waits[1:]
+    if not others:
+        return None
+    caused_ms = mean([time.wait_ms or 0.0 for time in others])
+    # How much later the last one comes than the one before it, of how much later than all others.
+    ahead_ms = others[0].wait_ms or 0.0
+    if caused_ms < LEAST_WAIT_SHARE * step_ms or ahead_ms < MOST_OF_THE_WAITING * caused_ms:
+        return None
+    trouble, excess = None, 0.0
+    ledgers = [time.ledger for time in others if time.ledger is not None]
+    if last.ledger is not None and ledgers:
+        excesses = {
+            account: share - median([ledger.shares()[account] for ledger in ledgers])
+            for account, share in last.ledger.shares().items()
+            if account != "exposed_communication"
+        }
+        largest = max(excesses, key=lambda account: excesses[account])
+        trouble, excess = (largest, excesses[largest]) if excesses[largest] > 0.0 else (None, 0.0)
+    return Straggler(
+        rank=last.rank, caused_ms=caused_ms, trouble=trouble, trouble_excess=excess, ranks=len(times)
+    )
+
+
+def _sum_known(figures: Sequence[float | None]) -> float | None:
+    """Return the sum; None when a rank does not know its part."""
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if len(known) == len(figures) else None
