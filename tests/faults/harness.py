@@ -301,7 +301,7 @@ class Bench:
 
     def __init__(self, scenario: Scenario, folder: Path, plan: Plan) -> None:
         self.scenario, self._folder, self._plan = scenario, folder, plan
-        self._facts: dict[str, Any] = {"run": 0}
+        self._facts: dict[str, Any] = {"run": 0, "attempt": 0}
         self._stop = scenario.start(self._facts) if scenario.start else None
         self.place = Place(folder / "here", folder / "given", self._facts)
         template = folder / "template"
@@ -342,6 +342,7 @@ class Bench:
 
     def _again(self, fault: Fault | None = None, *, is_counted: bool = True) -> Ran:
         self._plan.set(self.place.here, fault)
+        self._facts["attempt"] += 1
         self._facts["persists"] = fault is not None and fault.persists
         streams = [self._folder / name for name in ("out", "err")]
         for path in streams:
@@ -536,7 +537,12 @@ def _shown(state: Any) -> str:
 
 
 def spread(faults: Sequence[Fault], count: int | None) -> list[Fault]:
-    """Return some faults, evenly spread; all for None."""
+    """Return some faults, evenly spread; all for None, and for 0 one of each call, the ways in turn."""
+    if count == 0:
+        ways: dict[int, list[Fault]] = {}
+        for fault in faults:
+            ways.setdefault(fault.at, []).append(fault)
+        return [ways[at][at % len(ways[at])] for at in ways]
     if count is None or len(faults) <= count:
         return list(faults)
     return [faults[place * len(faults) // count] for place in range(count)]

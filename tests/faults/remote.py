@@ -273,7 +273,7 @@ def _serve(place: str) -> Callable[[Place], int]:
     run = command("serve", "--no-browser", "--port", "0", "--history", place)
 
     def act(there: Place) -> int:
-        (there.given / "pid").write_text(str(os.getpid()))
+        (there.given / f"pid{there.facts['attempt']}").write_text(str(os.getpid()))
         return run(there)
 
     return act
@@ -281,7 +281,7 @@ def _serve(place: str) -> Callable[[Place], int]:
 
 def _visit(place: Place) -> None:
     """Send three runs to the server under test, see that it is well, and ask it to stop."""
-    end, address, pid = time.monotonic() + 60.0, None, place.given / "pid"
+    end, address, pid = time.monotonic() + 60.0, None, place.given / f"pid{place.facts['attempt']}"
     (place.given / "acknowledged").write_text("[]")
     while address is None and time.monotonic() < end:
         said = (place.here.parent / "err").read_text(errors="replace")

@@ -2,6 +2,7 @@
 
 python -m tests.faults.run                   as `make faults` does
 python -m tests.faults.run --count 20        so many faults of each scenario, evenly spread
+python -m tests.faults.run --count 0         every call fails once, each in one of its ways
 python -m tests.faults.run --only outbox     the scenarios with this word in their names
 """
 

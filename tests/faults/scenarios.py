@@ -292,7 +292,7 @@ def histories() -> list[Scenario]:
             between=lambda *_: True,
         ),
         Scenario(
-            "admin token",
+            "admin project",
             with_history,
             command("admin", "project", "llm", "--history", "h/history.db"),
             file_runs(),

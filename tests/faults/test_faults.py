@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Fault, Scenario, build, spread
+from tests.faults.harness import CRASH, Fault, Scenario, build, spread
 from tests.faults.recording import recorders
 from tests.faults.remote import clients, databases
 from tests.faults.run import run_apart
@@ -63,3 +63,5 @@ def test_faults_are_evenly_spread() -> None:
     faults = [Fault(at, "write", 28) for at in range(1, 101)]
     assert [fault.at for fault in spread(faults, 4)] == [1, 26, 51, 76]
     assert spread(faults, None) == faults
+    ways = [Fault(at, "sync", how) for at in (1, 2, 3) for how in (5, CRASH)]
+    assert spread(ways, 0) == [ways[1], ways[2], ways[5]]

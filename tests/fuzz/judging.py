@@ -227,7 +227,10 @@ def judge(item: Input) -> tuple[int, list[str]]:
         wrong.append(f"exit code {code}: {lines[-2][:150] if len(lines) > 1 else err[:150]}")
     if "not enough memory" in err:
         wrong.append("memory: more than the limit was asked for")
-    if CANARY in out or CANARY in err:
+    has_secret = (
+        item.environment.get("STEPGRADE_TOKEN") != ""
+    )  # a server may know a token, a client without one not
+    if has_secret and (CANARY in out or CANARY in err):
         wrong.append("canary")
     if code in (0, 1, 3) and out:
         try:
