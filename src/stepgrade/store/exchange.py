@@ -9,6 +9,7 @@ import selectors
 import socket
 import ssl
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from stepgrade.errors import BadOption
@@ -88,6 +89,11 @@ class Connection(http.client.HTTPConnection):
                 self.close()
             return ServerAnswer(answer.status, answer.getheader("retry-after") or "", text)
         raise AssertionError  # the second connection is a fresh one
+
+    def close(self) -> None:
+        """Close the connection; an error while closing changes nothing about what was answered."""
+        with suppress(OSError):
+            super().close()
 
     def connect(self) -> None:
         """Connect to the first address that answers."""
