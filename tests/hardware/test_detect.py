@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import FLAGS
 from stepgrade.hardware.detect import Answer, detect, processor
 
 

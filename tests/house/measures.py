@@ -1,6 +1,7 @@
-"""How the code is cut, counted: the figures that test_house.py holds and docs/decisions.md tells.
+"""How the code is cut, counted: the figures that test_house.py holds and docs/decisions.md shows.
 
-`python tests/house/measures.py` prints them; `make house` does the same.
+`make house` prints them; `python tests/house/measures.py --write` puts them into docs/decisions.md, and
+`python tests/house/measures.py CHECKOUT` measures another checkout in the same way.
 """
 
 from __future__ import annotations
@@ -8,15 +9,55 @@ from __future__ import annotations
 import ast
 import collections
 import io
+import os
 import re
+import resource
 import subprocess
 import sys
+import tempfile
 import tokenize
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "stepgrade"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+# What these figures were at 203cf5f, before the house was rebuilt; measured by this script.
+BEFORE = {
+    "lines": "66,654",
+    "lines of code": "51,451",
+    "modules": "428",
+    "modules in import cycles": "35",
+    "upward imports": "7",
+    "twin types": "11",
+    "private helpers used once, per 1,000 lines": "8.7",
+    "private or public helpers used once, per 1,000 lines": "13.7",
+    "strings with flags outside cli/": "22",
+    "noqa comments": "409",
+    "least coverage": "91 %",
+    "score of a trace: modules / functions": "128 / 760",
+    "score of a log: modules / functions": "99 / 438",
+    "score of a step profile: modules / functions": "91 / 436",
+    "score of a memory snapshot: modules / functions": "90 / 452",
+    "gate with a baseline: modules / functions": "99 / 471",
+    "score of a step profile: modules imported, Python's own too": "IMPORTED",
+    "score of a step profile: processor time": "77 ms",
+}
+# The types that differed by "divided by steps" alone: of a run, and of a step.
+_TWINS = {
+    "OpTime": "Operation",
+    "ShapeTime": "ShapeRow",
+    "KernelTime": "KernelRow",
+    "ModuleTime": "ModuleStep",
+    "LayerTime": "LayerStep",
+    "PhaseTime": "PhaseShare",
+    "LedgerTime": "Ledger",
+    "RankTime": "RankRow",
+    "CollectiveTime": "CollectiveRow",
+    "CopyTally": "CopyRow",
+    "StageTime": "StageRow",
+}
+TABLE = re.compile(r"(?<=<!-- from make house -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NOT_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -43,6 +84,13 @@ finally:
 print(len({name for name, _ in seen}), len(seen), file=sys.stderr)
 """
 
+_COUNT_IMPORTS = """
+import sys
+from stepgrade.cli import main
+main(["score", sys.argv[1]])
+print(len(sys.modules), file=sys.stderr)
+"""
+
 
 def sources(package: Path = PACKAGE) -> dict[Path, str]:
     """Return the text of every module."""
@@ -67,26 +115,43 @@ def lines_of_code(text: str) -> int:
     return len(code)
 
 
+def written_lines(texts: dict[Path, str]) -> int:
+    """Count lines that are neither blank nor a comment."""
+    lines = (line.strip() for text in texts.values() for line in text.splitlines())
+    return sum(1 for line in lines if line and not line.startswith("#"))
+
+
 def helpers_used_once(texts: dict[Path, str]) -> list[tuple[Path, ast.FunctionDef]]:
-    """Return private functions and methods that one place alone refers to, in their own module."""
+    """Return the functions and methods that are used once, and in their own module.
+
+    Private ones anywhere; public ones at the top of a module whose name no other module of the package mentions.
+    """
+    names = {path: _names_in(ast.parse(text)) for path, text in texts.items()}
+    everywhere = sum(names.values(), collections.Counter[str]())
     found = []
     for path, text in texts.items():
-        tree = ast.parse(text)
-        uses = collections.Counter(
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name | ast.Attribute)
-        )
-        found += [
-            (path, node)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef)
-            and node.name.startswith("_")
-            and not node.name.startswith("__")
-            and not node.decorator_list
-            and uses[node.name] == 1
-        ]
+        tree, uses = ast.parse(text), names[path]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.name.startswith("__"):
+                continue
+            is_private = node.name.startswith("_")
+            is_local = is_private or (node in tree.body and everywhere[node.name] == 1)
+            if is_local and uses[node.name] == 1:
+                found.append((path, node))
     return found
+
+
+def _names_in(tree: ast.AST) -> collections.Counter[str]:
+    """Count every use of a name: as a variable, an attribute, or in an import from another module."""
+    uses: collections.Counter[str] = collections.Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            uses[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            uses[node.attr] += 1
+        elif isinstance(node, ast.ImportFrom):
+            uses.update(alias.name for alias in node.names)
+    return uses
 
 
 def body_lines(function: ast.FunctionDef) -> int:
@@ -153,6 +218,34 @@ def modules_in_cycles(imports: dict[str, set[str]]) -> list[str]:
     return sorted(name for name in imports if reaches_itself(name))
 
 
+def upward_imports(checkout: Path = ROOT) -> list[str]:
+    """Return the imports, inside functions too, of a room in a layer above one's own."""
+    pyproject = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = pyproject["tool"]["importlinter"]["contracts"][0]["layers"]
+    depth = {room: index for index, layer in enumerate(layers) for room in re.findall(r"\w+", layer)}
+
+    def layer(module: str) -> int | None:
+        return depth.get(module.split(".")[1]) if "." in module else None
+
+    return [
+        f"{who} -> {whom}"
+        for who, imported in imports_of(checkout / "src" / "stepgrade").items()
+        for whom in sorted(imported)
+        if (mine := layer(who)) is not None and (other := layer(whom)) is not None and other < mine
+    ]
+
+
+def twin_types(texts: dict[Path, str]) -> list[str]:
+    """Return the types of a whole run beside which there is the same one per step."""
+    defined = {
+        node.name
+        for text in texts.values()
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef)
+    }
+    return [run for run, step in _TWINS.items() if {run, step} <= defined]
+
+
 def crossed(*arguments: str, checkout: Path = ROOT) -> tuple[int, int]:
     """Return how many modules and functions of ours one command goes through."""
     package = str(checkout / "src" / "stepgrade")
@@ -162,42 +255,107 @@ def crossed(*arguments: str, checkout: Path = ROOT) -> tuple[int, int]:
         text=True,
         check=False,
         cwd=checkout,
-        env={"PYTHONPATH": str(checkout / "src"), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": str(checkout / "src"),
+            "PATH": "/usr/bin:/bin",
+            "STEPGRADE_CACHE": tempfile.gettempdir(),
+        },
     )
     modules, functions = ran.stderr.split("\n")[-2].split()
     return int(modules), int(functions)
 
 
-def main(checkout: Path = ROOT) -> None:
-    """Print the figures."""
+def start_up(checkout: Path = ROOT) -> str:
+    """Return the least processor time of `score` of a small profile, of seven."""
+    times = []
+    for _ in range(7):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "stepgrade", "score", str(ROOT / "examples/runs/gpt_naive.json")],
+            capture_output=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(checkout / "src")},
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return f"{min(times) * 1e3:.0f} ms"
+
+
+def static_rows(checkout: Path = ROOT) -> dict[str, str]:
+    """Return what is counted in the source alone."""
     package = checkout / "src" / "stepgrade"
     texts = sources(package)
     code = sum(lines_of_code(text) for text in texts.values())
     once = helpers_used_once(texts)
-    short = [node for _, node in once if body_lines(node) <= 3]
-    rows = {
-        "modules": len(texts),
-        "lines": sum(text.count("\n") for text in texts.values()),
-        "lines of code": code,
-        "private helpers used once": len(once),
-        "  per 1,000 lines of code": round(len(once) / code * 1000, 1),
-        "  of at most three lines, per 1,000": round(len(short) / code * 1000, 1),
-        "modules in import cycles": len(modules_in_cycles(imports_of(package))),
-        "strings with flags outside cli/": len(strings_with_flags(texts, package)),
-        "score of a trace: modules, functions": crossed(
-            "score", "examples/traces/gpt_naive.json.gz", checkout=checkout
-        ),
-        "gate with a baseline: modules, functions": crossed(
-            "gate",
-            "examples/runs/gpt_naive.json",
-            "--baseline",
-            "examples/runs/gpt_fused.json",
-            checkout=checkout,
-        ),
+    private = [node for _, node in once if node.name.startswith("_")]
+    written = written_lines(texts)
+    floor = re.search(r"LEAST_COVERAGE := (\S+)", (checkout / "Makefile").read_text(encoding="utf-8"))
+    return {
+        "lines": f"{sum(text.count(chr(10)) for text in texts.values()):,}",
+        "lines of code": f"{code:,}",
+        "modules": f"{len(texts)}",
+        "modules in import cycles": f"{len(modules_in_cycles(imports_of(package)))}",
+        "upward imports": f"{len(upward_imports(checkout))}",
+        "twin types": f"{len(twin_types(texts))}",
+        "private helpers used once, per 1,000 lines": f"{len(private) / written * 1000:.1f}",
+        "private or public helpers used once, per 1,000 lines": f"{len(once) / written * 1000:.1f}",
+        "strings with flags outside cli/": f"{len(strings_with_flags(texts, package))}",
+        "noqa comments": f"{sum(text.count('# noqa') for text in texts.values())}",
+        "least coverage": f"{floor[1] if floor else '?'} %",
     }
-    for name, figure in rows.items():
-        print(f"{name:42}{figure}")
+
+
+def run_rows(checkout: Path = ROOT) -> dict[str, str]:
+    """Return what is counted while commands run, on files of this checkout."""
+    examples = ROOT / "examples"
+    old, new = (str(examples / "runs" / f"gpt_{kind}.json") for kind in ("fused", "naive"))
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = Path(folder, "snapshot.pickle")
+        snapshot.write_bytes(_snapshot())
+        ways = {
+            "score of a trace": ("score", str(examples / "traces" / "gpt_naive.json.gz")),
+            "score of a log": ("score", str(examples / "titan.log")),
+            "score of a step profile": ("score", new),
+            "score of a memory snapshot": ("score", str(snapshot)),
+            "gate with a baseline": ("gate", new, "--baseline", old),
+        }
+        counts = {name: crossed(*words, checkout=checkout) for name, words in ways.items()}
+    rows = {f"{name}: modules / functions": f"{a} / {b}" for name, (a, b) in counts.items()}
+    imported = subprocess.run(
+        [sys.executable, "-c", _COUNT_IMPORTS, new],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(checkout / "src"), "PATH": "/usr/bin:/bin"},
+    )
+    rows["score of a step profile: modules imported, Python's own too"] = imported.stderr.split("\n")[-2]
+    return rows | {"score of a step profile: processor time": start_up(checkout)}
+
+
+def _snapshot() -> bytes:
+    sys.path.insert(0, str(ROOT))
+    from tests.fuzz import samples
+
+    return samples.snapshots()[0]
+
+
+def table(now: dict[str, str]) -> str:
+    """Return the figures as Markdown, beside those of before."""
+    rows = [f"| {name} | {BEFORE.get(name, '')} | {figure} |\n" for name, figure in now.items()]
+    return "".join(["| | before (203cf5f) | now |\n", "|---|---|---|\n", *rows])
+
+
+def main() -> None:
+    """Print the figures of this checkout or of another, and with --write put them into docs/decisions.md."""
+    arguments = [each for each in sys.argv[1:] if each != "--write"]
+    checkout = Path(arguments[0]).resolve() if arguments else ROOT
+    now = static_rows(checkout) | run_rows(checkout)
+    for name, figure in now.items():
+        print(f"{name:64}{BEFORE.get(name, ''):>14}{figure:>14}")
+    if "--write" in sys.argv:
+        page = ROOT / "docs" / "decisions.md"
+        page.write_text(TABLE.sub(lambda _: table(now), page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
+    main()

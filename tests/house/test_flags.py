@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import FLAGS
 from tests.conftest import ROOT
 
 SRC = ROOT / "src" / "stepgrade"

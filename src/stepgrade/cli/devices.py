@@ -13,7 +13,7 @@ import sys
 from argparse import Namespace
 
 from stepgrade.cli import output
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import FLAGS
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.catalogue import devices

@@ -8,8 +8,7 @@ from typing import Any
 
 from stepgrade._version import __version__
 from stepgrade.cli import run_defaults
-from stepgrade.cli.commands import COMMANDS, SYNONYMS, load_command
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import COMMANDS, FLAGS, SYNONYMS, load_command
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send, show_crash
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, BadOption, StepgradeError, nearest, refusal_of

@@ -18,7 +18,7 @@ from argparse import Namespace
 import msgspec
 
 from stepgrade.cli import output, run_options
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import FLAGS
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
 from stepgrade import report
-from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.commands import FLAGS
 from stepgrade.cli.streams import send, standard_output
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.files import write_by

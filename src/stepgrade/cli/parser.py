@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from typing import TYPE_CHECKING, NoReturn
 
 from stepgrade.cli.streams import send
@@ -184,6 +183,8 @@ def _with_choices(action: argparse.Action) -> argparse.Action:
     """Return the option with its choices in the help text, where lines can be broken."""
     if not action.option_strings or not action.choices or action.metavar or not action.help:
         return action
+    from copy import copy  # only for help
+
     shown = copy(action)
     text, mark, default = action.help.partition(" (default")
     shown.metavar, shown.help = "NAME", f"{text}: {', '.join(map(str, action.choices))}{mark}{default}"
