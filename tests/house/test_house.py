@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,11 +14,20 @@ import pytest
 import stepgrade
 from stepgrade import errors
 from tests.conftest import ROOT
-from tests.house.measures import body_lines, helpers_used_once, lines_of_code, sources
+from tests.house.measures import (
+    BEFORE,
+    TABLE,
+    body_lines,
+    helpers_used_once,
+    lines_of_code,
+    sources,
+    static_rows,
+    written_lines,
+)
 
 SOURCES = sources()
 # Ratchets: lower them when a change gets below; they never go up.
-MOST_HELPERS_USED_ONCE = 9.5  # private ones, per 1,000 lines of code
+MOST_HELPERS_USED_ONCE = 13.4  # private or public, per 1,000 written lines; the goal is 9
 MOST_SHORT_HELPERS = 0.7  # of these, with up to three lines
 MOST_LINES = 600
 
@@ -39,10 +49,29 @@ def test_functions_can_be_read_at_once() -> None:
 
 
 def test_code_is_not_cut_smaller_than_its_ideas() -> None:
-    once, lines = helpers_used_once(SOURCES), sum(lines_of_code(text) for text in SOURCES.values())
-    short = [node for _, node in once if body_lines(node) <= 3]
-    assert len(once) / lines * 1000 <= MOST_HELPERS_USED_ONCE
-    assert len(short) / lines * 1000 <= MOST_SHORT_HELPERS
+    once, code = helpers_used_once(SOURCES), sum(lines_of_code(text) for text in SOURCES.values())
+    short = [node for _, node in once if node.name.startswith("_") and body_lines(node) <= 3]
+    assert len(once) / written_lines(SOURCES) * 1000 <= MOST_HELPERS_USED_ONCE
+    assert len(short) / code * 1000 <= MOST_SHORT_HELPERS
+
+
+def test_a_public_helper_is_counted_like_a_private_one(tmp_path: Path) -> None:
+    """Dropping an underscore satisfies no ratchet; a second user, here or elsewhere, does."""
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    texts = {
+        one: "def _a(): ...\ndef b(): ...\ndef c(): ...\ndef d(): ...\n_a(); b(); c(); d(); d()\n",
+        other: "from one import c\n",
+    }
+    assert [node.name for _, node in helpers_used_once(texts)] == ["_a", "b"]
+
+
+def test_the_table_of_the_decisions_has_the_rows_that_are_measured() -> None:
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    shown = re.search(TABLE, page)
+    assert shown is not None
+    rows = [line.split("|")[1].strip() for line in shown[0].splitlines()[2:]]
+    assert rows == list(BEFORE)
+    assert [*static_rows()] == rows[: len(static_rows())]
 
 
 def test_no_two_public_types_share_a_name() -> None:
