@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 NS_PER_MS = 1_000_000
 BYTES_PER_GB = 1e9
@@ -123,3 +124,18 @@ def show_figure(figure: float | None) -> str:
 def _three_digits(number: float) -> str:
     size = abs(number)
     return f"{number:,.0f}" if size >= 100 else f"{number:.1f}" if size >= 10 else f"{number:.2f}"
+
+
+def show_numbers(numbers: Iterable[int]) -> str:
+    """Return whole numbers in order, more than two that follow each other as a range: 0, 1, 4 to 9."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    few = len(runs) == 1 and runs[0][1] - runs[0][0] < 16
+    return ", ".join(
+        f"{first} to {last}" if last - first > 1 and not few else ", ".join(map(str, range(first, last + 1)))
+        for first, last in runs
+    )

@@ -14,10 +14,10 @@ from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.profile import Source
 from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup
-from stepgrade.ranks.mean_rank import show_numbers
 from stepgrade.ranks.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace.profile import analyse_rank
+from stepgrade.units import show_numbers
 from tests.cluster import BASE_NS, US, Planned, simulate, write_ranks
 
 MESH = {"world": 32, "tensor": 4, "pipeline": 2, "steps": 4}

@@ -23,9 +23,8 @@ from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPa
 from stepgrade.model.profile import RankTime
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.ranks.arrivals import Arrivals, ProcessGroup
-from stepgrade.ranks.mean_rank import show_numbers
 from stepgrade.statistics import median, quantile
-from stepgrade.units import NS_PER_MS
+from stepgrade.units import NS_PER_MS, show_numbers
 
 LEAST_RANKS = 4  # below, a table says all there is to say
 SLOWER = 0.1  # than the quicker ranks, for a rank to be slow

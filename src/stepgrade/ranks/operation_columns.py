@@ -168,7 +168,9 @@ _RowKey = tuple[str | None, bool, bool]  # the shape, and whether FLOPs and byte
 class MeanOperations:
     """The operations of the mean rank; what has no figures is as the first rank has it that does it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._scale = 1 / ranks
+        self._counts_of_steps: set[int | None] = set()
         self._operations: dict[str, Operation] = {}  # without figures, with kernels
         self._rows: dict[str, dict[_RowKey, ShapeRow]] = {}
         self._plans: dict[bytes, _Plan] = {}
@@ -178,18 +180,19 @@ class MeanOperations:
         self._sums, self._samples = _Column(np.float64), _Column(np.float64)
         self._longest = tuple(_Column(np.int64) for _ in range(3))  # duration plus 1, start, file
 
-    def add(self, packed: PackedOperations, scale: float, samples_scale: float | None, file: int) -> None:
-        """Add one rank's, times a scale; None for samples whose steps are not those of the other ranks."""
+    def add(self, packed: PackedOperations, steps: int | None, file: int) -> None:
+        """Add those of a rank with so many steps, which is in this file of the run."""
+        self._counts_of_steps.add(steps)
         plan = self._plans.get(packed.names)
         if plan is None:
             plan = self._plan(packed)
             if len(self._plans) < _MOST_PLANS:
                 self._plans[packed.names] = plan
         figures = np.frombuffer(zlib.decompress(packed.figures), "<f8")
-        np.add.at(self._sums.upto(len(self._slots)), plan.sums, figures[plan.of_sums] * scale)
-        if samples_scale is not None and len(plan.samples):
+        np.add.at(self._sums.upto(len(self._slots)), plan.sums, figures[plan.of_sums] * self._scale)
+        if len(self._counts_of_steps) == 1 and len(plan.samples):
             samples = self._samples.upto(len(self._sample_slots))
-            np.add.at(samples, plan.samples, figures[plan.of_samples] * samples_scale)
+            np.add.at(samples, plan.samples, figures[plan.of_samples] * self._scale)
         if len(plan.longest):
             spans = np.frombuffer(zlib.decompress(packed.longest), "<i8").reshape(-1, 2)
             dur, start, of_file = (column.upto(len(self._places)) for column in self._longest)
@@ -244,8 +247,9 @@ class MeanOperations:
             rows[key] = row
         return key
 
-    def result(self, steps: int | None) -> tuple[Operation, ...]:
-        """Return the operations, the longest first; with `steps`, their time in each of so many."""
+    def result(self) -> tuple[Operation, ...]:
+        """Return the operations, the longest first, with samples if all ranks have the same number of steps."""
+        steps = next(iter(self._counts_of_steps)) if len(self._counts_of_steps) == 1 else None
         sums = self._sums.upto(len(self._slots)).tolist()
         samples = self._samples.upto(len(self._sample_slots)).tolist()
         found = []

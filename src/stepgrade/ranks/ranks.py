@@ -15,14 +15,15 @@ from stepgrade.model.collectives import Communication, PipelineUse, StageRow
 from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger, account_words
 from stepgrade.model.many_ranks import notes_of
+from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.notes import Note
+from stepgrade.model.operations import Span
 from stepgrade.model.profile import Profile, RankTime, Source
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.ranks.arrivals import Arrivals
 from stepgrade.ranks.many_ranks import RankParts, describe_ranks
 from stepgrade.ranks.matching import MatchedCollectives, Matching
-from stepgrade.ranks.mean_rank import MeanRank, in_file
-from stepgrade.ranks.operation_columns import FAST, PackedOperations, pack
+from stepgrade.ranks.operation_columns import FAST, MeanOperations, PackedOperations, pack
 from stepgrade.statistics import median
 from stepgrade.timeline.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
@@ -206,24 +207,25 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         return structs.replace(first, warnings=by_weight([*warnings, *first.warnings]))
     files = tuple(dict.fromkeys(rank.files[0] for rank in ranks))
     of_file = {file: place for place, file in enumerate(files)}
-    mean_rank, matching, lines = MeanRank(len(ranks), len(common), of_file), Matching(), {}
-    views: list[StepView] = []
-    programs: dict[bytes, Arrivals] = {}
+    merge, operations, matching = ProfileMerge("ranks"), MeanOperations(len(ranks)), Matching()
+    lines, views, programs = {}, list[StepView](), dict[bytes, Arrivals]()
+    first = next(iter(by_number.values())).packed().lean(layers=False, modules=False)
+    has_layers = has_modules = False  # of the first rank that has any; the others' are not unpacked
     for number, rank in by_number.items():
         packed = rank.packed()
-        profile = packed.lean(layers=not mean_rank.layers, modules=not mean_rank.modules)
+        profile = packed.lean(layers=not has_layers, modules=not has_modules)
+        has_layers, has_modules = has_layers or bool(profile.layers), has_modules or bool(profile.modules)
         if len({view.rank for view in views}) < MOST_VIEWS:
             views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
-        mean_rank.add(profile, packed.operations, number)
+        merge.add(profile, number)
+        operations.add(packed.operations, profile.steps, of_file[profile.source.files[0]])
         matching.add(number, packed.arrivals(programs))
         if profile.activity:
             lines[number] = profile.activity.lines
     across = compare_ranks(by_number, common, matching, lines)
-    first = mean_rank.first or ranks[0].unpacked().profile
     stated = _first_known(rank.world_size for rank in ranks)
     ledgers = [time.ledger for time in across.times if time.ledger]
     of_node = first.links.node_devices if first.links else None
-    activity = mean_rank.activity
     numbered = set(common)
     many = describe_ranks(
         across.times,
@@ -234,40 +236,34 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         RankParts.of(programs.values(), {number: rank.host for number, rank in by_number.items()}, of_node),
         across.links.collectives if across.links else (),
     )
-    return Profile(
+    merged = merge.result(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
-        work=mean_rank.work,
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
-        phases=mean_rank.phases,
-        layers=mean_rank.layers,
-        modules=mean_rank.modules,
         views=_drawn_steps(views, matching, across),
-        operations=mean_rank.operations,
+        operations=operations.result(),
         typical_step=in_file(first.typical_step, first, of_file),
-        tokens_per_step=mean_rank.known["tokens_per_step"],
-        launches_per_step=mean_rank.launches_per_step,
         ledger=Ledger.sum(ledgers) if ledgers else None,
+        rank=None,
         ranks=across.times,
         world_size=max(stated, len(ranks)) if stated else None,  # files of several hosts have a part each
-        device=mean_rank.known["device"],
-        matmul_flops=mean_rank.matmul_flops,
-        matmul_known_share=mean_rank.matmul_known_share,
-        matmul_dtype=mean_rank.known["matmul_dtype"],
-        compilation=mean_rank.known["compilation"],
-        kernel_use=mean_rank.known["kernel_use"],
         links=structs.replace(across.links, node_devices=of_node) if across.links else first.links,
-        activity=activity and structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
-        memory=mean_rank.memory,
-        peak_memory_bytes=mean_rank.memory.peak_bytes if mean_rank.memory else None,
-        recorded=first.recorded,
-        contents=mean_rank.contents(by_number),
         many_ranks=many,
-        notes=(*across.notes, *(notes_of(many) if many else ()), *mean_rank.notes.all),
-        warnings=by_weight([*warnings, *mean_rank.warnings.all]),
     )
+    activity = merged.activity
+    return structs.replace(
+        merged,
+        activity=activity and structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
+        notes=(*across.notes, *(notes_of(many) if many else ()), *merged.notes),
+        warnings=by_weight([*warnings, *merged.warnings]),
+    )
+
+
+def in_file(span: Span | None, profile: Profile, places: Mapping[str, int]) -> Span | None:
+    """Return the span of one rank with the index that its file has in the run."""
+    return structs.replace(span, file=places[profile.source.files[0]]) if span else None
 
 
 def number_ranks(stated: Sequence[int | None]) -> dict[int, int]:

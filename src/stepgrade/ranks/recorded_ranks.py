@@ -9,8 +9,8 @@ from msgspec import structs
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
 from stepgrade.model.activity import Activity, Straggler
-from stepgrade.model.ledger import Ledger
-from stepgrade.ranks.mean_rank import MeanRank, merge_notes
+from stepgrade.model.merge import ProfileMerge
+from stepgrade.ranks.operation_columns import MeanOperations, PackedOperations
 from stepgrade.statistics import mean, median
 
 # A rank that the others wait for less than this share of the step is no straggler, but noise.
@@ -30,7 +30,6 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     by_rank = _by_rank(profiles)
     ranks = [*by_rank.values()]
     slowest = max(ranks, key=lambda profile: profile.mean_step_ms or 0.0)
-    steps = slowest.steps or 1
     files = tuple(profile.source.files[0] for profile in ranks)
     # How long a step communicates on each rank with nothing to hide it, waits included.
     communication_ms = {
@@ -52,38 +51,27 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         for number, profile in by_rank.items()
     )
     straggler = _straggler(times, slowest.mean_step_ms or 0.0)
-    mean_rank = MeanRank(len(ranks), steps, {file: place for place, file in enumerate(files)})
-    for number, profile in by_rank.items():
-        mean_rank.add(profile, rank=number)
-    activity = mean_rank.activity or Activity(driver="unseen")
-    ledgers = [profile.ledger for profile in ranks if profile.ledger is not None]
-    covered = [profile.wall_coverage for profile in ranks if profile.wall_coverage is not None]
-    world = slowest.world_size or len(ranks)
-    missing = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
-    return structs.replace(
-        slowest,
+    merge, operations = ProfileMerge("recorded ranks"), MeanOperations(len(ranks))
+    for index, (number, profile) in enumerate(by_rank.items()):
+        merge.add(profile, number)
+        operations.add(PackedOperations.of(profile.operations), profile.steps, index)
+    merged = merge.result(
         source=Source(format=slowest.source.format, files=files, producer=RECORDER),
-        phases=mean_rank.phases,
-        layers=mean_rank.layers,
-        operations=mean_rank.operations,
-        wall_coverage=mean(covered) if covered else None,
-        tokens_per_step=_sum_known([profile.tokens_per_step for profile in ranks]),
-        samples_per_step=_sum_known([profile.samples_per_step for profile in ranks]),
+        operations=operations.result(),
         rank=None,
         counted_ranks=len(ranks),
         ranks=times,
-        ledger=Ledger.sum(ledgers) if len(ledgers) == len(ranks) else None,
-        matmul_flops=mean_rank.matmul_flops,
-        matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in ranks),
-        peak_memory_bytes=max(profile.peak_memory_bytes or 0.0 for profile in ranks) or None,
+    )
+    world = slowest.world_size or len(ranks)
+    missing = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
+    return structs.replace(
+        merged,
         activity=structs.replace(
-            activity, skew_ms=mean([time.wait_ms or 0.0 for time in times]), straggler=straggler
+            merged.activity or Activity(driver="unseen"),
+            skew_ms=mean([time.wait_ms or 0.0 for time in times]),
+            straggler=straggler,
         ),
-        notes=merge_notes([[note for note in p.notes if note.code != "one_rank"] for p in ranks]),
-        warnings=(
-            *((Note("ranks_missing", missing),) if world > len(ranks) else ()),
-            *mean_rank.warnings.all,
-        ),
+        warnings=(*((Note("ranks_missing", missing),) if world > len(ranks) else ()), *merged.warnings),
     )
 
 
@@ -130,9 +118,3 @@ def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
     return Straggler(
         rank=last.rank, caused_ms=caused_ms, trouble=trouble, trouble_excess=excess, ranks=len(times)
     )
-
-
-def _sum_known(figures: Sequence[float | None]) -> float | None:
-    """Return the sum; None when a rank does not know its part."""
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) if len(known) == len(figures) else None

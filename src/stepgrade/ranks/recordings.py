@@ -9,12 +9,11 @@ from msgspec import structs
 
 from stepgrade.costs.shapes import add_shapes
 from stepgrade.model.layers import LayerStep
-from stepgrade.model.ledger import Ledger
+from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.operations import Operation
 from stepgrade.model.profile import PhaseTime, Profile
 from stepgrade.ranks.arrivals import Arrivals
-from stepgrade.ranks.mean_rank import in_file, merge_activities, merge_notes
-from stepgrade.ranks.ranks import AnyRank, RankProfile, RankStep
+from stepgrade.ranks.ranks import AnyRank, RankProfile, RankStep, in_file
 from stepgrade.timeline.quality import by_weight
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
@@ -63,33 +62,18 @@ def _join(parts: Sequence[RankProfile]) -> RankProfile:
 def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profile:
     steps = sum(profile.steps or 0 for profile in profiles)
     weights = [(profile.steps or 0) / max(steps, 1) for profile in profiles]
-    per_step = [(profile.launches_per_step or 0.0) * (profile.steps or 0) for profile in profiles]
-    flops = [profile.matmul_flops for profile in profiles]
-    ledgers = [profile.ledger for profile in profiles if profile.ledger]
-    total_ms = sum((profile.mean_step_ms or 0.0) * (profile.steps or 0) for profile in profiles)
-    first = profiles[0]
-    return structs.replace(
-        first,
+    merge, first = ProfileMerge("recordings"), profiles[0]
+    for profile in profiles:
+        merge.add(profile)
+    merged = merge.result(
         source=structs.replace(first.source, files=files),
-        steps=steps or None,
-        recorded_steps=sum(profile.recorded_steps or 0 for profile in profiles),
-        mean_step_ms=total_ms / steps if steps else None,
-        samples_ms=tuple(ms for profile in profiles for ms in profile.samples_ms),
         phases=_join_phases(profiles, steps),
         layers=_join_layers(profiles, weights),
         operations=_join_operations(profiles, weights, files),
         typical_step=in_file(first.typical_step, first, _places(files)),
-        launches_per_step=sum(per_step) / steps or None if steps else None,
-        ledger=Ledger.sum(ledgers) if ledgers else None,
-        matmul_flops=sum((f or 0.0) * w for f, w in zip(flops, weights, strict=True))
-        if None not in flops
-        else None,
-        matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in profiles),
-        activity=merge_activities([profile.activity for profile in profiles if profile.activity]),
         contents=first.contents | {"recordings": f"{len(files)} of one process"},
-        notes=merge_notes([profile.notes for profile in profiles]),
-        warnings=by_weight(merge_notes([profile.warnings for profile in profiles])),
     )
+    return structs.replace(merged, warnings=by_weight(merged.warnings))
 
 
 def _places(files: Sequence[str]) -> dict[str, int]:
