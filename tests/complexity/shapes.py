@@ -1204,7 +1204,7 @@ SHAPES: dict[str, Shape] = {
     "python frames": Shape(frames, covers=("timeline/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("ranks/ranks", "readers/kineto/assemble", "timeline/quality"), size=10),
     "ranks in an archive": Shape(archive_of_ranks, covers=("readers/archives",), size=6),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "loading/ranks", "ranks/many_ranks", "ranks/parallelism", "ranks/mean_rank", "ranks/operation_columns"), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "loading/ranks", "ranks/many_ranks", "ranks/parallelism", "ranks/operation_columns"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("ranks/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("ranks/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),

@@ -248,7 +248,7 @@ class MeanOperations:
         return key
 
     def result(self) -> tuple[Operation, ...]:
-        """Return the operations, the longest first, with samples if all ranks have the same number of steps."""
+        """Return the operations, the longest first; with samples if the ranks have as many steps each."""
         steps = next(iter(self._counts_of_steps)) if len(self._counts_of_steps) == 1 else None
         sums = self._sums.upto(len(self._slots)).tolist()
         samples = self._samples.upto(len(self._sample_slots)).tolist()
