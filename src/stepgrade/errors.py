@@ -1,26 +1,26 @@
 """Every error that stepgrade raises on purpose.
 
     StepgradeError              printed as one line; `exit_code` ends the process
-    ├── BadInput                a file or text that is not what it should be (a ValueError)
-    │   ├── BadJson             a JSON text that does not decode; `where` is the JSON path
-    │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
-    │   ├── TooLarge            more bytes than the limit allows
+    ├── BadInput                an invalid file or text (a ValueError)
+    │   ├── BadJson             invalid JSON; `where` is the JSON path
+    │   ├── UnknownFormat       no reader recognises the content, or has that name
+    │   ├── TooLarge            larger than the limit
     │   ├── BadHistory          a history that cannot be opened, read or written
-    │   │   ├── NoHistory       there is none at that place yet
-    │   │   ├── DamagedHistory  a part of it makes no sense; the others may be read
-    │   │   ├── Unreachable     the server that has it does not answer
-    │   │   ├── OddAnswer       what answers is not a stepgrade server, or not of a version that we know
-    │   │   ├── NotLetIn        it wants another token, or none was given
-    │   │   ├── NoSuchRun       it has no run of that number
-    │   │   ├── KeyTaken        a run's key stands for another run
-    │   │   └── BadValue        it cannot keep or look for a value of this kind
-    │   ├── BadConfig           a stepgrade.toml that says something wrong
+    │   │   ├── NoHistory       not found
+    │   │   ├── DamagedHistory  part of it is damaged; the rest may be readable
+    │   │   ├── Unreachable     the server does not answer
+    │   │   ├── OddAnswer       not a stepgrade server, or an unknown version
+    │   │   ├── NotLetIn        authentication required, or permission denied
+    │   │   ├── NoSuchRun       no run with that number
+    │   │   ├── KeyTaken        the key belongs to another run
+    │   │   └── BadValue        a value that cannot be stored or searched for
+    │   ├── BadConfig           an invalid stepgrade.toml
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
-    ├── BadOption               options that do not fit together or lack a partner
+    ├── BadOption               options that conflict, or need another
     ├── MissingExtra            an optional package that is not installed
-    └── NotMeasured             the profile does not hold what the question needs
-        └── EngineFailed        what should have read the run is gone, or of another version
+    └── NotMeasured             the profile lacks what is needed
+        └── EngineFailed        the engine is gone, or of another version
 
 Anything else that escapes is a bug in stepgrade and keeps its traceback.
 """
@@ -132,7 +132,7 @@ def refusal_of(error: Exception) -> str | None:
 
 
 class StepgradeError(Exception):
-    """Say what is wrong, where, and what to do next."""
+    """An error with its problem, location and fix."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -156,7 +156,7 @@ class StepgradeError(Exception):
         return self.text({})
 
     def text(self, flags: Mapping[str, str]) -> str:
-        """Return the message with parameters by the names that `flags` has for them, else by their own."""
+        """Return the message, with parameters named as in `flags`."""
         field = flags.get(self.field, self.field).split(" ")[0] if self.field else None
         place = "".join(f"{part}: " for part in (self.where, field) if part)
         supply = f"give {name_fields(self.supply, flags)}" if self.supply else None
@@ -164,7 +164,7 @@ class StepgradeError(Exception):
         return without_secrets(f"{place}{self.problem}{f' ({advice})' if advice else ''}")
 
     def at(self, place: str) -> Self:
-        """Return this error with `place` (a file name) put before where it already is."""
+        """Return this error with `place` (a file name) prepended to its location."""
         where = f"{place}: {self.where}" if self.where else place
         return type(self)(self.problem, where=where, hint=self.hint, field=self.field, supply=self.supply)
 

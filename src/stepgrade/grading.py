@@ -83,13 +83,12 @@ def score(
     allow_different: Sequence[str] = (),
     config: Config | None = None,
 ) -> Scorecard:
-    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
+    """Return the scorecard of a run (contract v2), compared with `baseline` if given.
 
-    Both may be given by their paths, which are read as `load` and `load_baseline` read them.
-    `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
-    about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
-    and raise BadOption beside it. `config` has limits and ignored rules, as `load_config` reads them.
-    Raise NotMeasured for a profile that holds no measurement at all.
+    Both may be paths, read by `load` and `load_baseline`. `work="training"` grades a run that shows only a
+    forward pass. `setup` describes hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are
+    shortcuts and exclude it. `config` has limits and ignored rules (`load_config`). Raise NotMeasured for a
+    profile without any measurement.
     """
     figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
     given = [name for name, value in figures.items() if value is not None]

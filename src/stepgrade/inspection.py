@@ -48,7 +48,7 @@ _MISSING = {
 
 
 def inspect(profile: Profile | PathLike) -> Inspection:
-    """List what a profile or its file holds and what it does not, and whether `score` would grade it."""
+    """List what a profile or its file contains and lacks, and whether `score` would grade it."""
     profile = profile_given(profile)
     card = None if profile.is_empty else score(profile)
     reasons = card.ungraded_because if card is not None else ()

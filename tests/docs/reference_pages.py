@@ -19,8 +19,8 @@ from stepgrade.config.limits import Limits
 API = """\
 # Python
 
-`import stepgrade as sg`. Everything public is listed here; anything else below `stepgrade` may change without
-notice ([releasing.md](releasing.md)). This page is generated from the code, and a test keeps the two in step.
+`import stepgrade as sg`. Everything public is listed here; modules below `stepgrade` may change without notice
+([releasing.md](releasing.md)). Generated from the code.
 
 ```python
 import stepgrade as sg
@@ -32,7 +32,7 @@ print(card.grade, card.bottleneck, [finding.rule for finding in card.findings])
 print(sg.render(card, to="markdown"))
 ```
 
-Every error that stepgrade raises on purpose is a `StepgradeError` with `problem`, `where`, `hint` and `exit_code`:
+Every deliberate error is a `StepgradeError` with `problem`, `where`, `hint` and `exit_code`:
 
 ```text
 {errors}
@@ -126,6 +126,12 @@ _TABLES = {
 }  # fmt: skip
 
 
+_DESCRIBED = {
+    "Scorecard": "contract.md#fields-of-a-v2-scorecard",
+    "WhatIf": "contract.md#fields-of-a-what-if",
+}
+
+
 def reference_pages() -> dict[str, str]:
     """Return the pages by their names under docs/."""
     tree = inspect.cleandoc((errors.__doc__ or "").split("\n\n")[1])
@@ -154,7 +160,8 @@ def _entry(name: str) -> str:
     if isinstance(value, type):
         if issubclass(value, msgspec.Struct):
             fields = ", ".join(f"`{field.name}`" for field in structs.fields(value))
-            lines.append(f"\nFields: {fields}.")
+            described = f"[described here]({_DESCRIBED[name]})" if name in _DESCRIBED else fields
+            lines.append(f"\nFields: {described}.")
         lines += [f"\n- `{name}.{method}{signature}`: {text}" for method, signature, text in _methods(value)]
     else:
         lines.append(f"\n```text\n{name}{_signature(value)}\n```")

@@ -83,7 +83,7 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
 
     @property
     def standing(self) -> Literal["ahead", "parity", "behind", "unknown"]:
-        """Return where ours stands: ahead takes at most 1/1.1 of their time, unknown matched too little."""
+        """Return ahead (at most 1/1.1 of their time), on par, behind, or unknown (too little matched)."""
         if self.parity_achieved is None:
             return "unknown"
         if not self.parity_achieved:
@@ -93,7 +93,7 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
 
     @property
     def compared(self) -> tuple[ParityGap, ...]:
-        """Return the operations that the answer rests on: matched by name, else by what they are."""
+        """Return the operations that the verdict is based on: matched by name, otherwise by kind."""
         if self.matched_by == "name":
             return self.gaps
         return tuple(
@@ -103,7 +103,7 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
 
 
 def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport:
-    """Compare two profiles, or two files; raise NotMeasured when one has no operations."""
+    """Compare two profiles or files; raise NotMeasured if one has no operations."""
     ours, theirs = profile_given(ours), profile_given(theirs)
     our_tokens, their_tokens = _tokens(ours), _tokens(theirs)
     scale = our_tokens / their_tokens if our_tokens and their_tokens else 1.0

@@ -14,11 +14,11 @@ _OWN: dict[str, Rule] = {}
 
 
 def register_cost(name: str, rule: Rule) -> None:
-    """Let `rule` tell what one call of the operation called `name` costs, in this process.
+    """Register `rule` as the cost of one call of the operation `name`, in this process.
 
-    It is given the recorded inputs, `Shapes`, and returns a `Cost`; what the sizes do not tell stays None. It
-    goes before what stepgrade itself knows. A package brings the costs of its operations by entry points in
-    the group `stepgrade.costs`, each with the name of an operation.
+    It gets the recorded inputs, `Shapes`, and returns a `Cost`, with None for what the sizes do not
+    determine. It takes precedence over stepgrade's own costs. A package registers its costs through entry
+    points in the group `stepgrade.costs`, each named after an operation.
     """
     if not name:
         raise BadOption("must name an operation, as mylib::attention", field="name")

@@ -137,7 +137,7 @@ def _decode_value(text: Any) -> Any:
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """The cost of one call; None where the sizes do not tell."""
+    """The cost of one call; None where the sizes do not determine it."""
 
     flops: int | None = None
     bytes: int | None = None

@@ -87,9 +87,9 @@ class DeviceTable(Result, frozen=True, kw_only=True):
 
 
 def devices(words: str | None = None) -> DeviceTable:
-    """Return the devices of the catalogue whose key, name, alias, vendor or architecture has all the words.
+    """Return the catalogue's devices whose key, name, alias, vendor or architecture contains all words.
 
-    Raise BadOption with the nearest keys when there is none.
+    Raise BadOption with the nearest keys if there is none.
     """
     wanted = [fold(word) for word in (words or "").split()]
     chosen = list(all_devices().values())

@@ -67,9 +67,9 @@ class Estimate(Result, frozen=True, kw_only=True):
 def estimate(
     setup: Setup, *, throughput_tok_s: float | None = None, anchor: Anchor | None = None
 ) -> Estimate:
-    """Return what a run could reach on its device, and whether it fits; with its throughput also its MFU.
+    """Return what a run could reach on its device, whether it fits and, given its throughput, its MFU.
 
-    `anchor` is the peak memory of a run of the same setup that was measured: memory is predicted from it.
+    `anchor` is the measured peak memory of a similar run to predict from.
     """
     check_above_zero(throughput_tok_s=throughput_tok_s)
     if setup.model is None or setup.plan is None:

@@ -75,7 +75,7 @@ TRAINERS = {
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """So many equal devices: how many share a node, and what each can send to other nodes."""
+    """A number of equal devices: how many share a node, and the rate of each to other nodes."""
 
     devices: int
     per_node: int = DEFAULT_PER_NODE
@@ -144,7 +144,7 @@ class PlanTable(Result, frozen=True, kw_only=True):
 
 
 class PlanRequest(Struct, frozen=True, kw_only=True):
-    """What is to be planned: where the run runs, the batch of a step, and which trainers could run it."""
+    """What to plan: the cluster, the batch of a step, and the candidate trainers."""
 
     cluster: Cluster
     global_batch: int  # sequences per step

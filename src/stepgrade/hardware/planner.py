@@ -38,7 +38,7 @@ _MOST_AT_ONCE = 1 << 14  # sequences of a micro-batch
 
 
 def plan(setup: Setup, request: PlanRequest) -> PlanTable:
-    """Return the best ways to run `setup` on a cluster; of its plan everything is kept but what is chosen."""
+    """Return the best ways to run `setup` on a cluster; what is not chosen is kept from its plan."""
     if setup.model is None or setup.plan is None:
         raise BadOption("a plan needs the model", supply="{model} with {seq}")
     return rank_plans(read_model(setup.model), figures_of(setup), setup.plan, request)

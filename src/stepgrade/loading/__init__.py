@@ -39,16 +39,14 @@ def load(
     sample_ranks: int | None = None,
     cache: bool = True,
 ) -> Profile:
-    """Read a run from a path, or from standard input for `-`; the format is found by content.
+    """Read a run from a path, or from standard input for `-`; the format is detected from the content.
 
-    Several PyTorch traces, or a directory of them, are the ranks of one run; a log beside them is of the same
-    run. `steps` keeps only the steps from the first to the last number; `max_memory` limits the bytes of
-    decoded data, by default to a quarter of the machine's memory; `progress` is called with the bytes read
-    and the bytes to read, `rank_progress` with the ranks; `dialects` describe the lines of custom logs, as
-    `load_config` reads them. Ranks are read where `engine` says, "here", "pool", "dask" or
-    "dask://HOST:PORT", by at most `workers` processes; unreadable ranks are left out while their share is at
-    most `most_unreadable`; `sample_ranks` reads only that many ranks. The result of each rank's file is kept
-    in the user's cache directory for the next time, unless `cache` is False.
+    Several traces, or a directory of them, are the ranks of one run; a log with them belongs to it. `steps`
+    selects first to last step; `max_memory` limits the bytes decoded (default: a quarter of the machine's
+    memory); `progress` is called with bytes read and in all, `rank_progress` with ranks; `dialects` describe
+    your own log lines (`load_config`). `engine` is "here", "pool", "dask" or "dask://HOST:PORT", with so many
+    `workers`; unreadable ranks are skipped up to a share of `most_unreadable`; `sample_ranks` reads only so
+    many. Results per rank are cached unless `cache` is False.
     """
     if workers is not None and workers < 1:
         raise BadOption("must be 1 or more", field="workers")
@@ -80,7 +78,7 @@ def load(
 def load_baseline(
     source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES, max_memory: int | None = None
 ) -> Baseline | Profile:
-    """Read what to compare with: a scorecard's JSON or any profile."""
+    """Read a baseline: a scorecard's JSON or any profile."""
     options = ReadOptions(max_bytes=max_bytes, max_memory=max_memory)
     with discover([source], None, options) as run:
         return read_run(run, options)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
-    """What a run reached, per step; None and empty where its scorecard does not say."""
+    """What a run reached, per step; None or empty where its scorecard has no value."""
 
     name: str
     throughput_tok_s: float | None = None

@@ -175,7 +175,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 class GateReport(Result, Comparison, frozen=True, kw_only=True):
-    """The gate's verdict on a comparison, and everything that it rests on."""
+    """The gate's verdict, and everything it is based on."""
 
     NOTES = ("differences", "reasons", "notes")
 
@@ -194,11 +194,11 @@ class GateReport(Result, Comparison, frozen=True, kw_only=True):
 
     @property
     def further_reasons(self) -> tuple[Note, ...]:
-        """Return the reasons that neither a failed check nor the differences say already."""
+        """Return the reasons not covered by a failed check or the differences."""
         return tuple(note for note in self.reasons if note.code not in ("failed_check", "not_comparable"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as its JSON has it, the verdict first."""
+        """Return the report as in its JSON, verdict first."""
         verdict: dict[str, Any] = {
             "verdict": self.verdict,
             "exit_code": self.exit_code,

@@ -176,12 +176,12 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def unfit(self) -> tuple[Note, ...]:
-        """Return why the run cannot be graded, whatever its figures are."""
+        """Return why the run cannot be graded at all."""
         return tuple(note for note in self.warnings if note.fatal)
 
     @property
     def is_read_by_v1(self) -> bool:
-        """Tell whether contract v1 was made for such profiles; it says nothing about others.
+        """Tell whether contract v1 applies to such profiles.
 
         Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
         """
@@ -194,7 +194,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether the source measured nothing that could be shown."""
+        """Tell whether the source measured nothing."""
         measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
         known = (self.memory, self.hang, self.compilation)

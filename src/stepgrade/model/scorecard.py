@@ -188,7 +188,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
     views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; not in the JSON
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as its JSON has it: what is only drawn is left out."""
+        """Return the card as in its JSON, without what is only drawn."""
         document = super().to_dict()
         del document["views"]
         for table, names in _UNPRINTED.items():

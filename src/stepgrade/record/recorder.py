@@ -108,7 +108,7 @@ class Recorder:
         self.close()
 
     def start(self) -> Self:
-        """Begin to record; when another recorder runs already, log that and record nothing."""
+        """Start recording; if another recorder is running, log that and record nothing."""
         if Recorder._active is self:
             return self
         if Recorder._active is not None and not Recorder._active._gives_way():
@@ -151,7 +151,7 @@ class Recorder:
         return self
 
     def watch_model(self, model: Module) -> None:
-        """Time a model, or one more."""
+        """Time another model."""
         if self._recording is None:
             return
         self._run.device = environment.describe_device(environment.device_of(model))
@@ -165,7 +165,7 @@ class Recorder:
             self._warn("no_layers", text, supply="" if self._layers else "{layers} to time modules by name")
 
     def watch_calls(self, module: Module) -> None:
-        """Count the calls of a module as forward; its blocks are those of the model already."""
+        """Count calls of a module as forward; its blocks belong to the model already."""
         if self._recording is not None:
             self._recording.watch_calls(module)
 
@@ -194,7 +194,7 @@ class Recorder:
             recording.timeline.leave_user_phase()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield what the loader yields, and count the wait for it as input."""
+        """Yield the loader's batches, and count the wait for them as input."""
         source = iter(loader)
         while True:
             with self.phase("input"):
@@ -205,7 +205,7 @@ class Recorder:
             yield batch
 
     def flush(self) -> None:
-        """Append what was measured since the last time to the journal on disk."""
+        """Append new measurements to the journal on disk."""
         self._flushed_at = time.monotonic()
         recording = self._recording
         if recording is None or self._pid != os.getpid():

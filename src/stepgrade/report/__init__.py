@@ -42,11 +42,11 @@ def render(
     color: bool = False,
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> str:
-    """Return a result as text in one of FORMATS, a gate's report also in the others of GATE_FORMATS.
+    """Return a result as text in one of FORMATS; gate reports also in GATE_FORMATS.
 
-    `width` and `color` are for the terminal; `flags` has other names for parameters that notes mention.
-    Only scorecards, comparisons and gate reports have a page in HTML. All but terminal and JSON show paths
-    without what they tell of this machine. Raise BadOption for anything else.
+    `width` and `color` are for the terminal; `flags` renames parameters in notes. Only scorecards,
+    comparisons and gate reports have HTML. All formats but terminal and JSON shorten paths. Raise BadOption
+    for anything else.
     """
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
     found = next((_CONTENT[name] for name in names if name in _CONTENT), None)

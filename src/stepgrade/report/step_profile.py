@@ -13,7 +13,7 @@ PROFILER = "step_profiler_v2"
 
 
 def convert(profile: Profile | PathLike) -> str:
-    """Return the JSON of a profile or its file; what it does not say is left out, never written as 0."""
+    """Return a profile or its file as JSON; unknown values are omitted, never 0."""
     profile = profile_given(profile)
     layers: list[dict[str, object]] = [
         {

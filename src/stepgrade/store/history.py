@@ -462,10 +462,9 @@ def open_history(
 ) -> History:
     """Open the history at a path, a postgresql:// URL, or https://SERVER/PROJECT with STEPGRADE_TOKEN.
 
-    The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory. `max_memory` is
-    how many bytes the runs that are read at once may take, by default a quarter of the machine's. A file that
-    is new may be read and written by its `readable_by`, owner, group or all, as far as the umask allows.
-    `project` is one of those in a team's file or database.
+    The default is STEPGRADE_HISTORY, otherwise .stepgrade/history.db. `max_memory` limits the bytes of runs
+    read at once (default: a quarter of the machine's memory). `readable_by` (owner, group or all) applies to
+    a new file, within the umask. `project` selects one in a team's file or database.
     """
     if readable_by not in MODES:
         raise BadOption(f"must be one of {', '.join(MODES)}", field="readable_by")

@@ -70,7 +70,7 @@ class ChangedStep(Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(Result, frozen=True, kw_only=True):
-    """A step as it is, and with changes."""
+    """A step as measured, and with changes."""
 
     NOTES = ("notes",)
 
@@ -99,8 +99,8 @@ def what_if(
 ) -> WhatIf:
     """Return what a run's typical step would take with each of the changes, and with all of them.
 
-    Without changes those are tried that would be worth something. Raise NotMeasured where the replay of the
-    unchanged step does not take what was measured: it would not be right about a changed one either.
+    Without changes, promising ones are tried. Raise NotMeasured if the replay of the unchanged step does not
+    take the measured time.
     """
     ranks, graphs = list[RankProfile](), list[StepGraph]()
     for trace in traces_given(run):

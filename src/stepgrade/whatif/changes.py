@@ -26,7 +26,7 @@ _NAME_SHOWN = 60
 
 
 class AssumedChange(Struct, frozen=True, kw_only=True):
-    """One thing that differs: a kind of work, names of operations, host, input, sync, link or launches."""
+    """One hypothetical change: a kind of work, operation names, host, input, sync, link or launches."""
 
     what: str
     speed: float = math.inf  # how many times as fast; infinite is without it

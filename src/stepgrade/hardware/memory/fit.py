@@ -19,7 +19,7 @@ _MOST_DEVICES = 2**14
 
 
 class Anchor(Struct, frozen=True, kw_only=True):
-    """The peak memory of a run of the same setup that was measured; its micro-batch may have been another."""
+    """Measured peak memory of a run with the same setup; its micro-batch may differ."""
 
     peak_bytes: float
     kind: Literal["allocated", "reserved"]
