@@ -201,7 +201,12 @@ def _signature(function: Callable[..., object]) -> str:
 def _parameter(part: inspect.Parameter) -> str:
     """Return a parameter as the code has it: annotations are texts, defaults are values."""
     shown = f"{part.replace(annotation=part.empty, default=part.empty)!s}: {part.annotation}"
-    return shown if part.default is part.empty else f"{shown} = {part.default!r}"
+    if part.default is part.empty:
+        return shown
+    value = (
+        f"{type(part.default).__name__}()" if isinstance(part.default, msgspec.Struct) else repr(part.default)
+    )
+    return f"{shown} = {value}"
 
 
 def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> str:
@@ -221,7 +226,7 @@ def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> s
 def _type(hint: object) -> str:
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(f'`"{choice}"`' for choice in choices)
+        return ", ".join(f'`"{choice}"`' for choice in choices)
     if typing.get_origin(hint) is tuple:
         return "list of texts"
     kinds = {float: "number", str: "text", int: "whole number", type(None): ""}

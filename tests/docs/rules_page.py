@@ -72,11 +72,11 @@ def _rule(rule: Rule) -> str:
     lines = [f"## {rule.name}\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
     fixes = {
         "": rule.fix,
-        "PyTorch: ": rule.fix_pytorch,
-        "JAX: ": rule.fix_jax,
-        "The reference's runtime: ": rule.fix_reference,
+        "*PyTorch*: ": rule.fix_pytorch,
+        "*JAX*: ": rule.fix_jax,
+        "*The reference's runtime*: ": rule.fix_reference,
     }
-    lines += [f"- *Fix*: {runtime}{fix}" for runtime, fix in fixes.items() if fix]
+    lines.append("- *Fix*: " + " ".join(f"{runtime}{fix}" for runtime, fix in fixes.items() if fix))
     lines.append(f"- *Check*: {rule.check}")
     if rule.worth:
         accounts = ", ".join(f"`{account}`" for account in rule.worth.accounts.split("+"))
