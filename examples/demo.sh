@@ -1,5 +1,5 @@
 #!/bin/sh
-# Grade the bundled runs: two trainings of one small GPT that differ only in their attention.
+# Record a training where torch is installed, then grade the bundled runs.
 # The figures of the machine and of the model are derived in examples/README.md.
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,17 +18,22 @@ show() {
     "$BIN/stepgrade" "$@"
 }
 
-# shellcheck disable=SC2086  # the roofs are several words on purpose
-show 'The scorecard of a real run, graded against the machine it ran on.' \
-    score examples/runs/gpt_fused.json $ROOFS
+# Two words before a script; it writes nothing into the checkout.
+if "$BIN/python" -c 'import torch' 2> /dev/null; then
+    folder=$(mktemp -d)
+    trap 'rm -r "$folder"' EXIT
+    show 'Put two words before a training script: it is recorded, then graded.' \
+        record -o "$folder/slow.json" --steps 16 examples/tutorial/slow.py
+else
+    printf "\n# stepgrade record train.py needs torch: %s/pip install '.[torch]', then again.\n" "$BIN"
+fi
 
-# shellcheck disable=SC2086
-show 'The same training with attention written out by hand: what got slower than the baseline?' \
+show 'A trace of torch.profiler: rank 0 of modded-nanogpt on eight H100.' \
+    score examples/traces/nanogpt_h100.json.gz
+
+# shellcheck disable=SC2086  # the roofs are several words on purpose
+show 'A small GPT with attention written out by hand: what got slower than with the fused kernel?' \
     score examples/runs/gpt_naive.json $ROOFS --baseline examples/runs/gpt_fused.json
 
 show 'The two side by side, operation by operation: where is the gap?' \
     parity examples/runs/parity_naive.json examples/runs/parity_fused.json
-
-show 'The slower run once more, under contract v1 and as Markdown, for a pull request or a wiki.' \
-    score examples/runs/gpt_naive.json --contract v1 --throughput 2327 \
-    --peak-bw 32.05 --bytes-per-token 391000 --format markdown

@@ -148,6 +148,54 @@ def test_the_site_has_every_page_and_its_links_stay_on_it(tmp_path: Path) -> Non
     assert len(menu) > 15
 
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+README_COMMANDS = [
+    line.replace("\\\n", " ").strip()
+    for page, text in blocks("sh")
+    if page.name == "README.md" and page.parent == ROOT
+    for line in COMMAND.findall(text)
+]
+
+
+@pytest.mark.parametrize("line", README_COMMANDS, ids=lambda line: line[:30])
+def test_every_command_of_the_readme_runs(line: str, checkout: Path) -> None:
+    words = shlex.split(line)
+    if words[0] == "record":
+        assert words[1] == "examples/tutorial/slow.py", "which tests/docs/test_tutorial.py records"
+        return
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "stepgrade", *words]
+    ran = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    expected = (0, 1, 3) if words[0] == "gate" else (0,)
+    assert ran.returncode in expected, ran.stderr
+    assert len(ran.stdout.splitlines()) > 4 or words[0] == "watch"
+
+
+def test_the_readme_is_two_screens_before_the_tables() -> None:
+    assert len(README_COMMANDS) > 8
+    shown = README.partition("## What the grade means")[0]
+    assert shown.count("\n") <= 100
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_demo_runs_and_grades_no_run_twice(checkout: Path) -> None:
+    ran = subprocess.run(
+        ["sh", ROOT / "examples" / "demo.sh"],
+        env=os.environ | {"BIN": str(Path(sys.executable).parent), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "record" in ran.stdout.split("\n# ")[1]
+    graded = re.findall(r"^\$ stepgrade score (\S+)", ran.stdout, re.MULTILINE)
+    assert len(graded) == len(set(graded)) == 2
+
+
 def test_the_readme_counts_the_catalogue() -> None:
     assert f"catalogue of {len(all_devices())} accelerators" in (ROOT / "README.md").read_text(
         encoding="utf-8"
