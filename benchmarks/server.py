@@ -37,7 +37,7 @@ from tests.store.server import running_server  # noqa: E402  as above
 from tests.web.live import live_server  # noqa: E402  as above
 
 import stepgrade as sg  # noqa: E402  the tests' own servers are of this checkout
-from stepgrade.store import NewRun, open_history  # noqa: E402  as above
+from stepgrade.store import NewRun, open_store  # noqa: E402  as above
 
 PAGES = (
     "/",
@@ -71,7 +71,7 @@ _COLUMNS = (
 def fill(place: str, runs: int) -> int:
     """Fill a store with copies of one run, their step times spread; return the bytes of a kept scorecard."""
     card = sg.score(str(ROOT / "examples" / "traces" / "gpt_naive.json.gz"))
-    with open_history(place) as history:
+    with open_store(place) as history:
         first = history.add(NewRun(card=card, branch="main", commit="c0"))
         columns = [name.strip() for name in _COLUMNS.split(",")]
         chosen = [
@@ -261,7 +261,7 @@ def measure(name: str, place: str, options: argparse.Namespace) -> None:
         load = Load(server.port, options.seconds)
         load.run(page, upload, options)
         spent = cpu_seconds(server.process.pid) - before
-    with open_history(place, create=False) as history:
+    with open_store(place, create=False) as history:
         rows = history.database.execute("select id from stepgrade_run where id > ?", (options.runs,))
         kept = {int(row[0]) for row in rows}
     lost = sum(int(answer["id"]) not in kept for answer in load.acknowledged)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from stepgrade.record import Recorder, start_recording
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
-    from stepgrade.store.history import History, NewRun, Selection
+    from stepgrade.store.history import History
     from stepgrade.store.history import open_history as history
+    from stepgrade.store.runs import NewRun, Runs, Selection
     from stepgrade.whatif import AssumedChange, WhatIf, what_if
 
 # Where each public name lives; it is imported on first use, because `stepgrade --version` needs none of them.
@@ -55,7 +56,7 @@ _HOMES = {
     "GateReport": "model.comparison",
     "History": "store.history",
     "Inspection": "inspection",
-    "NewRun": "store.history",
+    "NewRun": "store.runs",
     "Parallelism": "hardware.cost.plan",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
@@ -63,8 +64,9 @@ _HOMES = {
     "PlanTable": "hardware.plan_table",
     "Profile": "model",
     "Recorder": "record",
+    "Runs": "store.runs",
     "Scorecard": "model.scorecard",
-    "Selection": "store.history",
+    "Selection": "store.runs",
     "Setup": "hardware.setup",
     "StepgradeError": "errors",
     "Trace": "model.events",
@@ -110,6 +112,7 @@ __all__ = [
     "PlanTable",
     "Profile",
     "Recorder",
+    "Runs",
     "Scorecard",
     "Selection",
     "Setup",

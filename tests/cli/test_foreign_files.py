@@ -399,7 +399,7 @@ def test_rows(place: str, folder: Folder) -> None:
         sessions = {}
         for project in ("mine", "theirs"):
             team.add_project(project)
-            own = history.of_project(project)
+            own = history.in_project(project)
             pinned = NewRun(card=sg.score(make_profile()), branch="main", labels={"pinned": "yes"})
             own.add(pinned)
             own.add_all(NewRun(card=sg.score(make_profile()), branch="main") for _ in range(4))
@@ -407,7 +407,7 @@ def test_rows(place: str, folder: Folder) -> None:
             _, token = team.add_token(f"of {project}", "reader", project=project, days=9, created_by="test")
             sessions[project] = (token, team.open_session(token))
         theirs = rows_of(history, "theirs")
-        mine = history.of_project("mine")
+        mine = history.in_project("mine")
         with nothing_foreign_is_touched(folder, "rows"):
             prunable = mine.prunable(keep=1)
             assert len(prunable) == 3, "neither the newest one nor the pinned one"

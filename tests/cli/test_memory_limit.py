@@ -231,7 +231,7 @@ def test_inflated_cards_of_a_history(tmp_path: Path) -> None:
         body = (
             json.dumps({**text, "x": []}).encode().replace(b'"x": []', b'"x": [' + b"[]," * 9_000_000 + b"0]")
         )
-        store._database.execute("update stepgrade_card set body = ?", (zlib.compress(body, 1),))
+        store.database.execute("update stepgrade_card set body = ?", (zlib.compress(body, 1),))
     assert place.stat().st_size < 2 << 20
     (tmp_path / "run.json").write_text(make_step_profile())
     words = (

@@ -179,7 +179,7 @@ def _filled_server(facts: dict[str, Any]) -> Stop:
     stop = team_server(facts)
     with open_history(facts["store"]) as history:
         Team(history.database).add_project("p1")
-        history.of_project("p1").add_all(some_runs(3))
+        history.in_project("p1").add_all(some_runs(3))
     return stop
 
 

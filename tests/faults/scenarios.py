@@ -194,7 +194,7 @@ def with_history(place: Place) -> None:
 def runs_of(place: str, project: str = "default") -> list[Any]:
     """Return what is kept of every run, but when it came; raise when anything is damaged."""
     with open_history(place, create=False) as history:
-        mine = history.of_project(project)
+        mine = history.in_project(project)
         rows = mine.runs()
         cards = mine.cards([row.id for row in rows])
         assert not mine.damaged, mine.damaged

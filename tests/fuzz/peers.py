@@ -29,7 +29,7 @@ from tests.fuzz.outputs import check_output
 from tests.fuzz.talk import ACCESS, HOOK, HOST, ask, hostile_answer, team_store, with_secrets
 
 MOST_REQUESTS = 300  # that one command may make of a server
-_CLIENT = ("stepgrade.store.remote", "stepgrade.store.exchange")  # whose deadlines are shortened
+_CLIENT = ("stepgrade.store.client", "stepgrade.store.exchange")  # whose deadlines are shortened
 SHORT_S = 0.4  # what the client waits for here, instead of half a minute
 WAITS = "waits-4711"  # the label of a run that is in the outbox before the command
 
@@ -168,7 +168,7 @@ def ask_server(files: dict[str, bytes], folder: Path, access: str) -> tuple[int,
     host = "localhost" if access == "localhost" else HOST
 
     async def talk() -> None:
-        app = make_app(ServerSettings(place=str(place), **ACCESS[access]))
+        app = make_app(ServerSettings(location=str(place), **ACCESS[access]))
         async with app.router.lifespan_context(app):
             for name, raw in sorted(files.items()):
                 try:
@@ -223,7 +223,7 @@ def check_store(place: Path) -> list[str]:
     try:
         with open_history(str(place)) as history:
             history.fingerprints()
-            mine = history.of_project("mine")
+            mine = history.in_project("mine")
             mine.cards([run.id for run in mine.runs()])
             return [f"store: {mine.damage()[:100]}"] if mine.damaged else []
     except StepgradeError as error:
@@ -246,7 +246,7 @@ def serve_in_child(place: Path) -> tuple[int, int]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
             serve(
-                ServerSettings(place=str(place), access="tokens", port=0),
+                ServerSettings(location=str(place), access="tokens", port=0),
                 lambda url: os.write(write, url.encode()) and os.close(write),
             )
             code = 0

@@ -60,7 +60,7 @@ def team_store() -> tuple[bytes, dict[str, str]]:
             team = Team(history.database)
             for project in ("mine", "other"):
                 team.add_project(project)
-            mine = history.of_project("mine")
+            mine = history.in_project("mine")
             steps = [100.0 + n % 3 for n in range(8)] + [130.0 + n % 3 for n in range(6)]
             cards = {ms: a_card(ms) for ms in set(steps)}
             mine.add_all(NewRun(card=cards[ms], branch="main", commit=f"c{n}") for n, ms in enumerate(steps))
@@ -358,7 +358,7 @@ def good_answers() -> dict[str, bytes]:
               "fingerprints": f"{base}/fingerprints"}  # fmt: skip
 
     async def collect(place: str) -> dict[str, bytes]:
-        app = make_app(ServerSettings(place=place, access="tokens", public_url=f"https://{HOST}"))
+        app = make_app(ServerSettings(location=place, access="tokens", public_url=f"https://{HOST}"))
         found = {}
         async with app.router.lifespan_context(app):
             for name, path in wanted.items():

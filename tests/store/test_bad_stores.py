@@ -19,7 +19,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadHistory
 from stepgrade.store import NewRun, open_history
-from stepgrade.store.place import without_password
+from stepgrade.store.location import without_password
 from stepgrade.store.pool import Pool
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran

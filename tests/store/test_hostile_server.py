@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepgrade.errors import Unreachable
-from stepgrade.store import NewRun, exchange, open_history, remote
+from stepgrade.store import NewRun, client, exchange, open_history, remote
 from stepgrade.store.exchange import Connection
 from stepgrade.store.remote import RemoteHistory
 from tests.conftest import ROOT, Ran
@@ -66,7 +66,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPGRADE_TOKEN", TOKEN)
     monkeypatch.setattr(exchange, "WHOLE_S", 2.0)
     monkeypatch.setattr(exchange, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(remote, "_MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(client, "_MOST_WAIT_S", 0.01)
     monkeypatch.setattr(remote, "_MOST_ANSWER", 4 << 20)
     with open_history("local.db") as local:
         local.add(NewRun(card=card(), branch="main", key="local-1"))
@@ -218,7 +218,7 @@ def test_an_answer_nobody_asked_for_acknowledges_nothing() -> None:
     """The bytes of a stray answer on a kept connection are not taken for the answer to the next request."""
     good = b"HTTP/1.1 201 Created\r\ncontent-length: 1\r\n\r\n%d"
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Connection("http", *listener.getsockname())
+        connection = Connection("http", *listener.getsockname())
         peers: list[socket.socket] = []
 
         def serve() -> None:
@@ -229,11 +229,11 @@ def test_an_answer_nobody_asked_for_acknowledges_nothing() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        assert client.ask("POST", "/runs", b"first", {}, 100).body == b"1"
+        assert connection.ask("POST", "/runs", b"first", {}, 100).body == b"1"
         peers[0].sendall(good % 1)
-        select.select([client.sock], [], [], 30.0)  # it has arrived
-        assert client.ask("POST", "/runs", b"second", {}, 100).body == b"2"
+        select.select([connection.sock], [], [], 30.0)  # it has arrived
+        assert connection.ask("POST", "/runs", b"second", {}, 100).body == b"2"
         thread.join(30.0)
-        client.close()
+        connection.close()
         for peer in peers:
             peer.close()

@@ -336,7 +336,7 @@ def test_a_query_without_end_is_ended(history: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("stepgrade.store.sqlite._QUERY_S", 0.2)
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
     with open_history(str(history)) as store, pytest.raises(BadHistory, match="a query took more than"):
-        store._database.execute(endless)
+        store.database.execute(endless)
 
 
 @pytest.mark.parametrize(

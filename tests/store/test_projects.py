@@ -19,7 +19,7 @@ from tests.store.test_history import card
 def test_a_project_sees_its_own_runs_alone(place: str) -> None:
     with open_history(place, project="a") as history:
         mine = history.add(NewRun(card=card(100.0), branch="main"))
-        other = history.of_project("b")
+        other = history.in_project("b")
         theirs = other.add(NewRun(card=card(200.0), branch="main"))
         assert [run.id for run in history.runs()] == [mine]
         assert [run.id for run in other.runs()] == [theirs]
@@ -41,7 +41,7 @@ def test_a_run_that_is_sent_again_is_kept_once(place: str) -> None:
         assert len(history.runs()) == 1
         with pytest.raises(KeyTaken, match=f"run {first}"):
             history.add(NewRun(card=card(), commit="c2", key="k1"))
-        assert history.of_project("other").add(run) != first
+        assert history.in_project("other").add(run) != first
         assert history.origins([first])[first].added_by == "ci"
 
 

@@ -47,7 +47,7 @@ class Site:
             team = Team(history.database)
             team.add_project("mine")
             team.add_project("other")
-            mine = history.of_project("mine")
+            mine = history.in_project("mine")
             steps = [100.0 + n % 3 for n in range(8)] + [130.0 + n % 3 for n in range(6)]
             cards = {ms: card(ms) for ms in set(steps)}
             self.runs = mine.add_all(
@@ -77,7 +77,7 @@ class Site:
             _, spare = team.add_token("spare", "reader", project="mine", days=1, created_by="test")
             self.spare = spare.id
         given = {"access": "tokens", "public_url": BASE, "uploads_per_minute": 100_000} | settings
-        self.app = make_app(ServerSettings(place=place, **given))  # type: ignore[arg-type]
+        self.app = make_app(ServerSettings(location=place, **given))  # type: ignore[arg-type]
         self._stack = stack
         self.client = self.from_address("203.0.113.9")
 

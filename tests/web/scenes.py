@@ -52,7 +52,7 @@ def fill(place: str | Path, runs: int = 60) -> None:
         team.set_project(
             "llm", ProjectSettings(price_per_device_hour=2.5, currency="EUR", commit_url=commit_url)
         )
-        llm = history.of_project("llm")
+        llm = history.in_project("llm")
         new = []
         for number in range(runs):
             for place_, (model, device, level) in enumerate(MODELS):

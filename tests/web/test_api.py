@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadOption
 from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.store import NewRun, Selection, open_history
 from stepgrade.store.alerts import Alerts
 from stepgrade.store.tables import branches_of, configurations, finding_costs, page_of_runs
 from stepgrade.store.team import ProjectSettings, Team
+from stepgrade.web.access import Door
 from tests.conftest import ROOT
 from tests.web.conftest import Site, card, upload
 
@@ -92,7 +95,7 @@ def test_what_findings_cost(place: str) -> None:
         ):
             run = msgspec.structs.replace(card(), findings=tuple(found))
             history.add(NewRun(card=run, device_hours=hours, branch="main"))
-        history.of_project("other").add(
+        history.in_project("other").add(
             NewRun(card=msgspec.structs.replace(card(), findings=(finding("c", 1, 1),)))
         )
         costs = finding_costs(history, Selection())
@@ -113,13 +116,38 @@ def test_what_findings_cost(place: str) -> None:
             page_of_runs(history, Selection(), sort="id; drop table stepgrade_run")
 
 
+def test_an_upload_is_identified_decoded_and_encoded_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counted(*args: Any, **fields: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **fields)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    body = msgspec.json.encode(upload(99.0))
+    for owner, name in ((Door, "identify"), (Scorecard, "from_json"), (Scorecard, "to_json")):
+        count(owner, name)
+    answer = site.client.post("/api/v1/projects/mine/runs", content=body, headers=site.bearer("uploader"))
+    assert answer.status_code == 201
+    assert counts == {"identify": 1, "from_json": 1, "to_json": 1}
+    counts.clear()
+    assert site.client.get("/api/v1/projects/mine", headers=site.bearer("reader")).status_code == 200
+    assert counts == {"identify": 1}
+
+
 def test_a_project_keeps_what_its_settings_say(site_on_both: Site) -> None:
     from stepgrade.web.housekeeping import Keeper
 
     site = site_on_both
     server = site.app.state.server
     with open_history(site.place) as history:
-        mine = history.of_project("mine")
+        mine = history.in_project("mine")
         pinned = mine.add(
             NewRun(card=card(), branch="main", labels={"pinned": "yes"}, added_at="2020-01-01T00:00:00+00:00")
         )

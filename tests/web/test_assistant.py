@@ -204,7 +204,7 @@ def test_in_the_server_a_token_asks_about_its_projects(site: Site) -> None:
     for who, project in (("stranger", "mine"), ("reader", "other")):
         other = ask(who, "history", {"project": project})
         assert other.json()["result"]["isError"]
-        assert "no such project" in other.text
+        assert "project not found" in other.text
     assert (
         ask("reader", "score", {"path": "/etc/passwd"}).json().get("error")
         or "isError" in ask("reader", "score", {"path": "/etc/passwd"}).text

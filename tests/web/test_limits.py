@@ -189,15 +189,15 @@ def test_a_key_of_a_scorecard_is_bounded_too(site: Site) -> None:
 
 def test_a_token_has_a_share_of_the_queue() -> None:
     scoring = Scoring(ServerSettings(accepts_traces=True))
-    with scoring.place("a"), scoring.place("a"):
-        with pytest.raises(Refused) as refused, scoring.place("a"):
+    with scoring.slot("a"), scoring.slot("a"):
+        with pytest.raises(Refused) as refused, scoring.slot("a"):
             pass
         assert (refused.value.status, refused.value.retry_after_s) == (429, 15)
-        with scoring.place("b"), scoring.place("b"), scoring.place("c"), scoring.place("c"):
-            with pytest.raises(Refused) as refused, scoring.place("d"):
+        with scoring.slot("b"), scoring.slot("b"), scoring.slot("c"), scoring.slot("c"):
+            with pytest.raises(Refused) as refused, scoring.slot("d"):
                 pass
             assert refused.value.status == 503
-    with scoring.place("d"), scoring.place("a"):
+    with scoring.slot("d"), scoring.slot("a"):
         pass
 
 
@@ -222,7 +222,7 @@ def test_scoring_ends_at_its_time_and_with_the_server(tmp_path: Path) -> None:
         while not slow._running:
             time.sleep(0.01)
         slow.stop()
-        with pytest.raises(Refused, match="stops"):
+        with pytest.raises(Refused, match="shutting down"):
             ended.result(60)
 
 

@@ -258,7 +258,7 @@ def test_names_run_nothing_on_any_page(site: Site) -> None:
     """Stored XSS: through the branch, the commit, labels, the source, findings, tokens, projects and reasons."""
     hostile = msgspec.structs.replace(card(), source=msgspec.structs.replace(card().source, files=(XSS,)))
     with open_history(site.place) as history:
-        mine = history.of_project("mine")
+        mine = history.in_project("mine")
         fingerprint = msgspec.structs.replace(
             hostile.fingerprint or card().fingerprint, device=XSS, model=XSS
         )  # type: ignore[type-var]
@@ -287,7 +287,7 @@ def test_names_run_nothing_on_any_page(site: Site) -> None:
 
 def test_spreadsheets_take_no_name_for_a_formula(site: Site) -> None:
     with open_history(site.place) as history:
-        history.of_project("mine").add(NewRun(card=card(), branch="=1+1", commit="@x"))
+        history.in_project("mine").add(NewRun(card=card(), branch="=1+1", commit="@x"))
     text = site.client.get(f"{RUNS}?format=csv", headers=site.bearer("reader")).text
     assert ",=1+1," not in text
     assert ",'=1+1," in text

@@ -286,7 +286,7 @@ def test_a_slow_channel_keeps_no_other_waiting(
         alerts.remove_channel(site.channel)
         for _ in range(8):
             alerts.add_channel("webhook", f"http://127.0.0.1:{peer.server_address[1]}/x", "", QuietHours())
-        other = history.of_project("other")
+        other = history.in_project("other")
         Alerts(other).add_channel("webhook", f"{receiver.url}/good", "", QuietHours())
         add(other, STEPS)
         for alert in alerts.listed():

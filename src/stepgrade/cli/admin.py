@@ -18,8 +18,8 @@ from stepgrade.cli.history import whole_number
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
 from stepgrade.errors import EXIT_OK, BadOption
-from stepgrade.store import open_history
-from stepgrade.store.place import place_of
+from stepgrade.store import open_store
+from stepgrade.store.location import locate
 from stepgrade.store.team import ROLES, Team
 
 ACTIONS = {
@@ -57,7 +57,7 @@ def run(args: Namespace) -> int:
     if args.action in ("backup", "restore"):
         _copy(args)
         return EXIT_OK
-    with open_history(args.history) as history:
+    with open_store(args.history) as history:
         team = Team(history.database)
         if args.action == "token":
             secret, token = team.add_token(
@@ -95,7 +95,7 @@ def _copy(args: Namespace) -> None:
     """Copy a store's file, or replace it by a copy."""
     from stepgrade.store.sqlite import copy_sqlite
 
-    url, path = place_of(args.history)
+    url, path = locate(args.history)
     if url is not None:
         raise BadOption("PostgreSQL has its own tools for this", hint="use pg_dump and pg_restore")
     if args.action == "backup":

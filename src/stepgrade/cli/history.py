@@ -42,8 +42,8 @@ from stepgrade.errors import EXIT_BAD_INPUT, EXIT_OK, BadOption
 from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
 from stepgrade.report.names import json_text, shortened
-from stepgrade.store import History, Selection, open_history
-from stepgrade.store.place import DEFAULT_PATH, VARIABLE
+from stepgrade.store import History, Runs, Selection, open_history, open_store
+from stepgrade.store.location import DEFAULT_PATH, VARIABLE
 
 LISTED = 20
 _SHOWN = 10
@@ -162,29 +162,37 @@ def run(args: Namespace) -> int:
     if args.action == "outbox":
         output.write(_waiting(args.outbox), None)
         return EXIT_OK
+    if args.action == "prune":
+        with open_store(args.history, create=False) as store:
+            _prune(store, args)
+            _report_damage(store)
+        return EXIT_OK
     with open_history(args.history, create=False) as history:
         if args.action == "show":
             output.write_result(history.card(args.run), args.format, args.output, args.color)
-        elif args.action == "prune":
-            _prune(history, args)
         elif args.action == "export":
             chosen = history.export(Selection(branch=args.branch, labels=dict(args.label)))
             lines = (json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen)
             output.write_lines(lines, args.output)
         else:
             output.write(_listed(history, args), args.output)
-        if history.damaged:
-            complain(f"skipped in {history.name}: {history.damage()}")
+        _report_damage(history)
     return EXIT_OK
+
+
+def _report_damage(history: Runs) -> None:
+    if history.damaged:
+        complain(f"skipped in {history.name}: {history.damage()}")
 
 
 def _exchange(args: Namespace) -> int:
     """Send runs to a server, or copy its runs."""
-    from stepgrade.store.remote import RemoteHistory, pull, push
+    from stepgrade.store.remote import RemoteHistory
+    from stepgrade.store.sync import pull, push
 
     with RemoteHistory(args.server) as remote:
         if args.action == "pull":
-            with open_history(args.history) as local:
+            with open_store(args.history) as local:
                 new, here = pull(local, remote, Selection(branch=args.branch))
             output.write(f"{new} new from {remote.name}, {here} already here\n", None)
             return EXIT_OK
@@ -192,12 +200,12 @@ def _exchange(args: Namespace) -> int:
         # A history that nobody named may have come with the checkout.
         named = args.history or os.environ.get(VARIABLE)
         if named and args.outbox is None and not named.lower().startswith(("http:", "https:")):
-            with open_history(named, create=False) as local:
+            with open_store(named, create=False) as local:
                 more, there = push(local, remote)
                 sent += more
         elif args.outbox is None and os.path.exists(DEFAULT_PATH):
             complain(f"runs of {DEFAULT_PATH} are not sent: add --history {DEFAULT_PATH} to send them")
-        run_options.complain_of_outbox(remote)
+        run_options.report_outbox(remote)
         output.write(f"{sent} sent to {remote.name}, {there} already there\n", None)
         return EXIT_BAD_INPUT if remote.refused else EXIT_OK
 
@@ -216,7 +224,7 @@ def _waiting(folder: str | None) -> str:
     place = Path(folder) if folder else outbox_folder()
     lines = []
     for path, run, problem in (
-        files_in(place, anybodys=True) if folder else everything(token_from_environment())
+        files_in(place, is_any_owner=True) if folder else everything(token_from_environment())
     ):
         state = "refused by the server" if path.name.startswith("refused-") else problem or "waits"
         parts = [str(path), state]
@@ -247,7 +255,7 @@ def _prune(history: History, args: Namespace) -> None:
     output.write(f"removed {which}\n", None)
 
 
-def _listed(history: History, args: Namespace) -> str:
+def _listed(history: Runs, args: Namespace) -> str:
     """Return the chosen runs as `list` shows them, or as a trend."""
     width, color = output.page_for(args.output, args.color)
     which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)

@@ -30,7 +30,7 @@ from stepgrade.hardware.setup import Setup
 if TYPE_CHECKING:
     from stepgrade.model import Profile
     from stepgrade.model.scorecard import Scorecard
-    from stepgrade.store import History
+    from stepgrade.store import Runs
 
 WORK = ("training", "inference")
 OLD_OUTBOX = ".stepgrade/outbox"  # where older versions kept runs that wait for a server
@@ -280,15 +280,14 @@ def save_run(card: Scorecard, args: Namespace) -> None:
         number = history.add(run)
         if number:
             complain(f"saved as run {number} in {history.name}")
-        complain_of_outbox(history)
+        report_outbox(history)
 
 
-def complain_of_outbox(history: History) -> None:
+def report_outbox(history: Runs) -> None:
     """Report the runs that wait and why; those in the checkout's own outbox are sent only on request."""
-    remarks = getattr(history, "remarks", None)
-    if remarks is None:  # not on a server
+    if not history.is_remote:
         return
-    for remark in remarks:
+    for remark in history.remarks:
         complain(remark)
     if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):
         complain(

@@ -114,7 +114,7 @@ def run(args: Namespace) -> int:
             "choose one way to grant access", hint="behind a proxy, tokens work too: leave --tokens out"
         )
     settings = ServerSettings(
-        place=args.history,
+        location=args.history,
         host=args.host,
         port=args.port,
         access=ways[0] if ways else "localhost",  # type: ignore[arg-type]  # a key of the dict above

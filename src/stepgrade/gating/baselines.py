@@ -11,7 +11,8 @@ from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
 from stepgrade.errors import BadOption, NoHistory, Unreachable
 from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import History, Selection, open_history
+from stepgrade.store.history import open_history
+from stepgrade.store.runs import Runs, Selection
 
 # Far enough back to see where the present level began.
 _LOOK_BACK = 4 * MOST_RUNS
@@ -68,7 +69,7 @@ def earlier_runs(
 
 
 def runs_of_branch(
-    history: History,
+    history: Runs,
     card: Scorecard,
     branch: str,
     allowed: frozenset[str],
@@ -111,7 +112,7 @@ def runs_of_branch(
     )
 
 
-def _why_none(history: History, fingerprint: Fingerprint, branch: str) -> tuple[Note, tuple[Note, ...]]:
+def _why_none(history: Runs, fingerprint: Fingerprint, branch: str) -> tuple[Note, tuple[Note, ...]]:
     """Return why a branch has no earlier run, and how its newest one differs."""
     newest = history.runs(Selection(branch=branch, limit=1))
     if not newest:
@@ -123,7 +124,7 @@ def _why_none(history: History, fingerprint: Fingerprint, branch: str) -> tuple[
     return Note("no_baseline", f"no run of branch {branch} has a step time or a throughput"), ()
 
 
-def _noise_elsewhere(history: History, which: Selection) -> float | None:
+def _noise_elsewhere(history: Runs, which: Selection) -> float | None:
     """Return how much runs of the same project in other circumstances differ."""
     own = set(which.digests or ())
     others = [digest for digest in history.fingerprints() if digest not in own]

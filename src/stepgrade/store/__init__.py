@@ -1,6 +1,7 @@
-"""History: runs kept over time, in a file of SQLite or on a PostgreSQL server."""
+"""History: scored runs over time, in a SQLite file, a PostgreSQL database or on a stepgrade server."""
 
 from stepgrade.model.run import RunRow
-from stepgrade.store.history import History, NewRun, Selection, open_history
+from stepgrade.store.history import History, open_history, open_store
+from stepgrade.store.runs import NewRun, Runs, Selection
 
-__all__ = ["History", "NewRun", "RunRow", "Selection", "open_history"]
+__all__ = ["History", "NewRun", "RunRow", "Runs", "Selection", "open_history", "open_store"]

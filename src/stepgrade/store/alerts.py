@@ -14,7 +14,8 @@ from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption
 from stepgrade.model.comparison import METRICS, RATES
 from stepgrade.store.database import Row
-from stepgrade.store.history import KEPT_METRICS, NO_BRANCH, History, Selection
+from stepgrade.store.history import History
+from stepgrade.store.runs import KEPT_METRICS, NO_BRANCH, Selection
 from stepgrade.store.tables import is_better
 from stepgrade.store.team import moment_after, now
 from stepgrade.store.trend import LEAST_CHANGE

@@ -1,4 +1,4 @@
-"""One request and its whole answer over HTTP by one deadline, and the token that goes with it."""
+"""An HTTP request and its response under one deadline, and the token it carries."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any, NamedTuple, cast
 
 from stepgrade.errors import BadOption
 
-TOKEN = "STEPGRADE_TOKEN"  # noqa: S105  the variable's name: an argument could be seen by everyone on the machine
+TOKEN = "STEPGRADE_TOKEN"  # noqa: S105  a variable: command-line arguments are visible to everyone on the machine
 _MOST_TOKEN = 4096
-WHOLE_S = 120.0  # for a request and its answer, however they drip
+WHOLE_S = 120.0  # for a request and its response, however slowly the bytes arrive
 _SILENCE_S = 30.0
 
 
 def token_from_environment() -> str | None:
-    """Return the token that goes to the server; raise BadOption for what cannot be one, without repeating it.
+    """Return the token for the server; raise BadOption if it is invalid, without repeating it.
 
-    Any bearer token of RFC 6750 is one, for there may be a proxy with tokens of its own before the server.
+    Any RFC 6750 bearer token is valid, since a proxy in front of the server may have tokens of its own.
     """
     token = os.environ.get(TOKEN, "").strip()
     if len(token) > _MOST_TOKEN:
         raise BadOption(f"is longer than {_MOST_TOKEN:,} characters", where=TOKEN, hint="is it a token?")
     if token and not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
         hint = "copy it again, without quotes, spaces and line breaks"
-        raise BadOption("is not a token: it contains characters that no token has", where=TOKEN, hint=hint)
+        raise BadOption("not a token: it contains characters not allowed in a token", where=TOKEN, hint=hint)
     return token or None
 
 
 class ServerAnswer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     retry_after: str
@@ -43,7 +43,7 @@ class ServerAnswer(NamedTuple):
 
 
 class Connection(http.client.HTTPConnection):
-    """A connection to one server. It follows no redirect and opens again when it has ended."""
+    """A connection to one server. It follows no redirects and reconnects when needed."""
 
     def __init__(self, scheme: str, host: str, port: int) -> None:
         super().__init__(host, port)
@@ -57,10 +57,10 @@ class Connection(http.client.HTTPConnection):
     def ask(
         self, method: str, target: str, body: bytes | None, headers: dict[str, str], most_bytes: int
     ) -> ServerAnswer:
-        """Return the answer, of whose body at most one byte more than `most_bytes` is read.
+        """Return the response; at most `most_bytes` + 1 bytes of its body are read.
 
-        Raise OSError or HTTPException when there is none in time. A request is sent twice where the
-        connection was kept open and has ended: it must not matter.
+        Raise OSError or HTTPException if there is none in time. If a kept-alive connection has been closed
+        the request is sent again, so it must be idempotent.
         """
         self._ends = time.monotonic() + WHOLE_S
         if self.sock is not None:
@@ -76,19 +76,19 @@ class Connection(http.client.HTTPConnection):
                 self.request(method, target, body, headers)
                 answer = self.getresponse()
                 text = answer.read(most_bytes + 1)
-                if answer.length and len(text) <= most_bytes:  # which a read of so many bytes does not check
+                if answer.length and len(text) <= most_bytes:  # read(n) does not check this
                     raise http.client.IncompleteRead(text, answer.length)
             except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
                 self.close()
-                if isinstance(error, ValueError | OverflowError):  # of odd lengths, from deep within
-                    raise http.client.HTTPException("the answer is not HTTP") from error
+                if isinstance(error, ValueError | OverflowError):  # invalid lengths
+                    raise http.client.HTTPException("the response is not valid HTTP") from error
                 if is_fresh or time.monotonic() > self._ends:
                     raise
                 continue
-            if not answer.isclosed():  # more than was read would be taken for the next answer
+            if not answer.isclosed():  # the unread rest would be taken for the next response
                 self.close()
             return ServerAnswer(answer.status, answer.getheader("retry-after") or "", text)
-        raise AssertionError  # the second connection is a fresh one
+        raise AssertionError  # the second try has a fresh connection
 
     def close(self) -> None:
         """Close the connection; an error while closing changes nothing about what was answered."""
@@ -97,15 +97,15 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect to the first address that answers."""
-        problem: OSError = OSError("the host's name has no address")
-        for family, kind, protocol, _, place in socket.getaddrinfo(
+        problem: OSError = OSError("the host name has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM
         ):
             plain = _Timed(family, kind, protocol)
             plain.ends = self._ends
             try:
                 plain.stay_in_time()
-                plain.connect(place)
+                plain.connect(address)
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._context is not None:
                     plain.stay_in_time()
@@ -121,24 +121,24 @@ class Connection(http.client.HTTPConnection):
 
 
 class _Timed(socket.socket):
-    """A socket with a moment at which all that is done with it ends, however slowly its peer drips."""
+    """A socket with a deadline for all of its operations together."""
 
     ends = 0.0
 
     def stay_in_time(self) -> None:
-        """Let the next operation take no longer than is left."""
+        """Limit the next operation to the time left."""
         left = self.ends - time.monotonic()
         if left <= 0.0:
-            raise TimeoutError("the answer took too long")
+            raise TimeoutError("the response took too long")
         self.settimeout(min(left, _SILENCE_S))
 
     def recv_into(self, *arguments: Any) -> int:
-        """Receive as a socket does."""
+        """Receive as socket.recv_into does."""
         self.stay_in_time()
         return super().recv_into(*arguments)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send all as a socket does."""
+        """Send as socket.sendall does."""
         left = memoryview(data)
         while left:
             self.stay_in_time()
@@ -146,4 +146,4 @@ class _Timed(socket.socket):
 
 
 class _TimedTls(_Timed, ssl.SSLSocket):
-    """The same with TLS."""
+    """The same over TLS."""

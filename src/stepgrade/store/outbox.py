@@ -1,8 +1,8 @@
-"""Runs that wait for their server, in a folder of the user's own.
+"""Runs that wait for their server, in a folder that only the user can write to.
 
-Files of a checkout are never sent by themselves: a pull request could bring runs of `main`. So the outbox is
-outside of it, nobody else may write to it, and each run carries a code that takes the token to make. A run
-waits for one project on one server under one token, and is sent to nobody else.
+Files in a checkout are never sent automatically: a pull request could contain runs that claim to be
+of `main`. So the outbox is outside of any checkout, and each run is signed with the token (HMAC). A run waits
+for one project on one server under one token, and is sent nowhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepgrade.engine.cache import is_ours
 from stepgrade.errors import BadHistory
 from stepgrade.files import MODES, state_folder, write_whole
 
-FOLDER = "STEPGRADE_OUTBOX"  # the environment's word for another place
+FOLDER = "STEPGRADE_OUTBOX"  # environment variable that overrides the folder
 _CHECKOUTS = (
     "GITHUB_WORKSPACE",
     "CI_PROJECT_DIR",
@@ -32,11 +32,11 @@ _CHECKOUTS = (
     "BUILD_SOURCESDIRECTORY",
 )
 _MOST_BYTES = 256 << 20
-KEY = r"[A-Za-z0-9._:-]{1,128}"  # what servers take
+KEY = r"[A-Za-z0-9._:-]{1,128}"  # what servers accept
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the outbox, as its file has it."""
+    """The content of a file in the outbox."""
 
     server: str
     key: str
@@ -45,7 +45,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxFile(NamedTuple):
-    """A file of an outbox, and why it is not sent by itself, if so."""
+    """A file in an outbox, and why it is not sent automatically; empty if it is."""
 
     path: Path
     run: Waiting | None
@@ -53,7 +53,7 @@ class OutboxFile(NamedTuple):
 
 
 class Outbox:
-    """What waits for one project on one server, under one token."""
+    """The runs that wait for one project on one server, under one token."""
 
     def __init__(self, server: str, token: str | None) -> None:
         self._server = server
@@ -61,7 +61,7 @@ class Outbox:
         self.folder = outbox_folder() / self._code(b"folder")[:32]
 
     def keep(self, key: str, body: bytes) -> Path:
-        """Keep a run until its server answers; raise BadHistory where that is not possible, or not safe."""
+        """Write a run to the outbox; raise BadHistory if that is impossible or unsafe."""
         try:
             for folder in (self.folder.parent, self.folder):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,25 +76,25 @@ class Outbox:
         return path
 
     def waiting(self) -> list[OutboxFile]:
-        """Return what waits, oldest first; raise BadHistory for a folder that is not the user's own."""
+        """Return the waiting runs, oldest first; raise BadHistory if others can write to the folder."""
         if not os.path.lexists(self.folder):
             return []
         check_folder(self.folder)
-        return [self.judged(one) for one in files_in(self.folder)]
+        return [self.checked(file) for file in files_in(self.folder)]
 
-    def judged(self, found: OutboxFile) -> OutboxFile:
-        """Return a file of the outbox with what keeps it from being sent to this server, under this token."""
+    def checked(self, found: OutboxFile) -> OutboxFile:
+        """Return a file with the reason why it must not be sent to this server under this token, if any."""
         path, run, problem = found
         if run is None or problem:
             return found
         is_here = run.server == self._server and path.parent == self.folder
-        is_made_here = hmac.compare_digest(
+        is_signed = hmac.compare_digest(
             self._code(b"run", run.key, bytes(run.body)).encode(), run.code.encode()
         )
-        return OutboxFile(path, run, "" if is_here and is_made_here else "was not kept under this token")
+        return OutboxFile(path, run, "" if is_here and is_signed else "was not written with this token")
 
     def _code(self, *parts: str | bytes) -> str:
-        """Return what only who knows the token can make of the parts."""
+        """Return the HMAC of the parts under the token."""
         text = b"".join(
             len(raw).to_bytes(8, "big") + raw
             for part in ("stepgrade outbox 1", self._server, *parts)
@@ -104,57 +104,57 @@ class Outbox:
 
 
 def outbox_folder() -> Path:
-    """Return where outboxes are: what STEPGRADE_OUTBOX says, else in the user's state folder."""
+    """Return the folder of all outboxes: STEPGRADE_OUTBOX, else in the user's state folder."""
     return Path(os.environ.get(FOLDER) or Path(state_folder(), "outbox"))
 
 
 def check_folder(folder: Path) -> None:
-    """Raise BadHistory for a folder that somebody else can put runs into."""
-    hint = f"name a folder of your own, outside of any checkout, in {FOLDER}"
-    for one in (folder.parent, folder):
+    """Raise BadHistory for a folder that someone else can write to."""
+    hint = f"set {FOLDER} to a folder of your own, outside of any checkout"
+    for path in (folder.parent, folder):
         try:
-            is_safe = is_ours(one.lstat())
+            is_safe = is_ours(path.lstat())
         except OSError as error:
-            raise BadHistory(f"cannot be read: {error.strerror}", where=str(one)) from error
+            raise BadHistory(f"cannot be read: {error.strerror}", where=str(path)) from error
         if not is_safe:
-            problem = "is not a folder that you alone can write to: nothing is kept there, and nothing sent"
-            raise BadHistory(problem, where=str(one), hint=hint)
+            problem = "others can write to this folder: no runs are kept there, and none are sent"
+            raise BadHistory(problem, where=str(path), hint=hint)
     real = folder.resolve()
     here = Path.cwd().resolve()
-    tops = [one for one in (here, *here.parents) if (one / ".git").exists()][:1]
+    tops = [path for path in (here, *here.parents) if (path / ".git").exists()][:1]
     tops += [Path(named).resolve() for name in _CHECKOUTS if (named := os.environ.get(name))]
     for top in tops:
         if real.is_relative_to(top):
-            problem = f"is in the checkout {top}, whose files are not yours alone"
+            problem = f"is inside the checkout {top}, where others can add files"
             raise BadHistory(problem, where=str(folder), hint=hint)
 
 
 def everything(token: str | None) -> Iterator[OutboxFile]:
-    """Yield what waits for any server, and what servers have refused."""
+    """Yield the runs that wait for any server, and those that servers rejected."""
     for folder in sorted(outbox_folder().glob("*")):
-        for one in files_in(folder, "*run-*.json"):
-            yield Outbox(one.run.server, token).judged(one) if one.run else one
+        for file in files_in(folder, "*run-*.json"):
+            yield Outbox(file.run.server, token).checked(file) if file.run else file
 
 
-def files_in(folder: Path, names: str = "run-*.json", *, anybodys: bool = False) -> Iterator[OutboxFile]:
+def files_in(folder: Path, names: str = "run-*.json", *, is_any_owner: bool = False) -> Iterator[OutboxFile]:
     """Yield the runs that wait in a folder, oldest first; links are not followed."""
     for path in sorted(folder.glob(names)):
         with suppress(FileNotFoundError):  # another process has sent it
             try:
-                run = from_json(_read(path, anybodys=anybodys), Waiting)
-                problem = "" if re.fullmatch(KEY, run.key) else "its key is not valid"
+                run = from_json(_read(path, is_any_owner=is_any_owner), Waiting)
+                problem = "" if re.fullmatch(KEY, run.key) else "its key is invalid"
             except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 if isinstance(error, FileNotFoundError):
                     raise
-                run, problem = None, "is not a run of an outbox"
+                run, problem = None, "not a run"
             yield OutboxFile(path, run, problem)
 
 
-def _read(path: Path, *, anybodys: bool) -> bytes:
-    """Return what is in a file; raise OSError for a link, a pipe and, unless allowed, a foreign file."""
+def _read(path: Path, *, is_any_owner: bool) -> bytes:
+    """Return a file's content; raise OSError for a link, a pipe or, unless allowed, another user's file."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or not (anybodys or is_ours(status)):
-            raise PermissionError(f"{path} is not a file of the user's own")
+        if not stat.S_ISREG(status.st_mode) or not (is_any_owner or is_ours(status)):
+            raise PermissionError(f"{path} belongs to another user")
         return file.read(_MOST_BYTES)

@@ -1,4 +1,4 @@
-"""A few connections to one store that the threads of a server take in turns."""
+"""A small pool of connections to one store, shared by the server's threads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from stepgrade.errors import BadHistory
 from stepgrade.store.database import Database
 from stepgrade.store.history import History
-from stepgrade.store.place import place_of
+from stepgrade.store.location import locate
 
-# What a server's clients get to know of where the store is.
+# How the store is named to clients.
 SHOWN = "the history"
 _WAIT_S = 30.0
 _CLOSE_S = 2.0
 
 
 class Pool:
-    """Connections that are opened when needed, at most `size`, and kept until `close`."""
+    """At most `size` connections, opened when needed and kept until `close`."""
 
-    def __init__(self, place: str | None, size: int = 12) -> None:
-        self._url, self.name = place_of(place)
+    def __init__(self, location: str | None, size: int = 12) -> None:
+        self._url, self.name = locate(location)
         self._free: queue.LifoQueue[Database | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)
@@ -31,12 +31,12 @@ class Pool:
 
     @property
     def is_file(self) -> bool:
-        """Return whether the store is a file of SQLite."""
+        """Return whether the store is a SQLite file."""
         return self._url is None
 
     @contextmanager
     def history(self, project: str = "default") -> Iterator[History]:
-        """Lend a history; a connection that failed is closed, and the next caller opens another."""
+        """Borrow a history; a connection that failed is closed, and the next caller opens a new one."""
         try:
             database = self._free.get(timeout=_WAIT_S)
         except queue.Empty:
@@ -55,7 +55,7 @@ class Pool:
             except BadHistory:
                 raise
             except BaseException:
-                is_sound = True  # not the connection's fault
+                is_sound = True  # the connection is fine
                 raise
         finally:
             if database is not None and (self._is_closing or not is_sound):
@@ -64,9 +64,9 @@ class Pool:
             self._free.put(database)
 
     def close(self) -> None:
-        """Close every connection; a file of SQLite is then whole in itself again.
+        """Close every connection; a SQLite file is then complete without its WAL.
 
-        One that is still in use after a moment is closed by whoever has it.
+        A connection that is still in use after a moment is closed by its borrower.
         """
         self._is_closing = True
         end = time.monotonic() + _CLOSE_S

@@ -7,7 +7,8 @@ from msgspec import Struct, structs
 from stepgrade.errors import BadOption, did_you_mean
 from stepgrade.model.comparison import METRICS
 from stepgrade.model.run import RunRow
-from stepgrade.store.history import RUN_COLUMNS, History, Selection, conditions
+from stepgrade.store.history import RUN_COLUMNS, History, conditions
+from stepgrade.store.runs import Runs, Selection
 
 # What the table can be sorted by; each has an index.
 SORTS = ("added", "step_time_ms", "throughput_tok_s", "efficiency")
@@ -136,7 +137,7 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
     return found
 
 
-def newest_series(history: History, metric: str, digest: str, branch: str | None, limit: int) -> list[float]:
+def newest_series(history: Runs, metric: str, digest: str, branch: str | None, limit: int) -> list[float]:
     """Return the last values of a metric in the same circumstances, oldest first."""
     return [
         value for _, value in history.series(metric, Selection(digests=(digest,), branch=branch, limit=limit))

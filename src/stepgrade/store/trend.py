@@ -7,13 +7,13 @@ from msgspec import structs
 from stepgrade.compare.change_points import change_points
 from stepgrade.errors import NotMeasured
 from stepgrade.model.run import LevelChange, Point, Trend
-from stepgrade.store.history import KEPT_METRICS, History, Selection
+from stepgrade.store.runs import KEPT_METRICS, Runs, Selection
 
 # Changes of level smaller than this are not worth a line.
 LEAST_CHANGE = 0.01
 
 
-def trend_of(history: History, metric: str, which: Selection, allowed: frozenset[str] = frozenset()) -> Trend:
+def trend_of(history: Runs, metric: str, which: Selection, allowed: frozenset[str] = frozenset()) -> Trend:
     """Return the trend of the runs that are comparable with the newest of those selected."""
     newest = history.runs(structs.replace(which, limit=1))
     if not newest:

@@ -12,7 +12,8 @@ from stepgrade.errors import BadInput, BadOption
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.names import shortened
-from stepgrade.store.history import History, Selection
+from stepgrade.store.history import History
+from stepgrade.store.runs import Runs, Selection
 from stepgrade.store.tables import finding_costs
 from stepgrade.store.trend import trend_of
 
@@ -127,7 +128,7 @@ def brief_report(report: GateReport, operations: Sequence[Any] = ()) -> dict[str
     return answer
 
 
-def history_answer(history: History, metric: str, branch: str | None, limit: int) -> dict[str, Any]:
+def history_answer(history: Runs, metric: str, branch: str | None, limit: int) -> dict[str, Any]:
     """Return the newest runs and where a metric's level changed."""
     which = Selection(branch=branch, limit=max(1, min(limit, 500)))
     found = trend_of(history, metric, which)
@@ -144,8 +145,10 @@ def history_answer(history: History, metric: str, branch: str | None, limit: int
     return answer
 
 
-def findings_answer(history: History, limit: int) -> list[dict[str, Any]]:
+def findings_answer(history: Runs, limit: int) -> list[dict[str, Any]]:
     """Return what holds the newest runs back, by what it costs."""
+    if not isinstance(history, History):
+        raise BadOption("findings over many runs are not available from a server")
     costs = finding_costs(history, Selection(limit=max(1, min(limit, 1000))))
     answer: list[dict[str, Any]] = brief([msgspec.to_builtins(cost) for cost in costs[:8]])
     return answer

@@ -1,4 +1,4 @@
-"""The application: every endpoint in one table, health and metrics, and the life of the process."""
+"""The application: all endpoints, health and metrics, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from stepgrade.web.worker import LOG
 
 
 def healthz(_: object) -> Response:
-    """Answer that the process lives."""
+    """Return that the process is alive."""
     return json_answer({"status": "ok", "version": __version__})
 
 
 def readyz(call: Call) -> Response:
-    """Answer whether the store answers and is of our shape, and the workers do their jobs."""
+    """Return whether the store is available and up to date, and the workers are running."""
     version = call.history.database.version()
     states = {worker.name: worker.state() for worker in call.server.housekeeping.workers}
     is_ready = version == len(MIGRATIONS) and all(state.is_alive for state in states.values())
@@ -42,7 +42,7 @@ def readyz(call: Call) -> Response:
 
 
 def metrics(call: Call) -> Response:
-    """Answer with what Prometheus reads."""
+    """Return metrics in Prometheus' text format."""
     server = call.server
     lines = [
         "# HELP stepgrade_requests_total Requests by endpoint and status.",
@@ -57,10 +57,10 @@ def metrics(call: Call) -> Response:
             f'stepgrade_request_seconds_total{{path="{path}"}} {seconds:.6f}'
             for path, seconds in sorted(server.seconds.items())
         ),
-        "# HELP stepgrade_uploads_total Runs kept since the start.",
+        "# HELP stepgrade_uploads_total Runs stored since the start.",
         "# TYPE stepgrade_uploads_total counter",
         f"stepgrade_uploads_total {server.uploaded}",
-        "# HELP stepgrade_start_time_seconds When this process began.",
+        "# HELP stepgrade_start_time_seconds When this process started.",
         "# TYPE stepgrade_start_time_seconds gauge",
         f"stepgrade_start_time_seconds {server.started:.0f}",
     ]
@@ -68,7 +68,7 @@ def metrics(call: Call) -> Response:
 
 
 def openapi(_: Call) -> Response:
-    """Answer with the description of this interface."""
+    """Return the OpenAPI description."""
     return json_answer(describe(ENDPOINTS))
 
 
@@ -78,26 +78,26 @@ _OPEN: tuple[Endpoint, ...] = (
         path="/healthz",
         handle=healthz,
         needs=None,
-        summary="the process lives",
+        summary="Liveness",
         answer=dict[str, str],
         is_direct=True,
     ),
-    Endpoint(method="GET", path="/readyz", handle=readyz, needs=None, summary="the store answers"),
+    Endpoint(method="GET", path="/readyz", handle=readyz, needs=None, summary="Readiness"),
     Endpoint(
         method="GET",
         path="/metrics",
         handle=metrics,
         needs="reader",
         any_project=True,
-        summary="figures for Prometheus",
+        summary="Metrics for Prometheus",
     ),
-    Endpoint(method="GET", path="/openapi.json", handle=openapi, needs=None, summary="this description"),
+    Endpoint(method="GET", path="/openapi.json", handle=openapi, needs=None, summary="OpenAPI description"),
 )
 ENDPOINTS: tuple[Endpoint, ...] = (*_OPEN, *api.ENDPOINTS, *pages.ENDPOINTS)
 
 
 def make_app(settings: ServerSettings) -> Starlette:
-    """Return the application; raise BadOption for settings that are none of the three ways."""
+    """Return the application; raise BadOption for invalid settings."""
     server = Server(check(settings))
 
     def route(endpoint: Endpoint) -> Route:
@@ -110,19 +110,17 @@ def make_app(settings: ServerSettings) -> Starlette:
 
     async def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        kind = "/api/" if request.url.path.startswith("/api/") else "/"
-        nothing = Endpoint(method="GET", path=kind, handle=healthz, needs=None, summary="")
-        words = "there is nothing here" if status == 404 else "not possible"
-        return calls.with_headers(calls.problem(nothing, request, status, words), server.settings)
+        words = {404: "not found", 405: "method not allowed"}.get(status, "not possible")
+        is_page = not request.url.path.startswith("/api/")
+        return calls.with_headers(calls.problem(request, status, words, is_page=is_page), server.settings)
 
     async def failed(request: Request, error: Exception) -> Response:
         LOG.error("a bug in stepgrade %s, at %s", __version__, request.url.path, exc_info=error)
-        nothing = Endpoint(method="GET", path="/api/", handle=healthz, needs=None, summary="")
-        words = "a bug in stepgrade: its log says more"
-        return calls.with_headers(calls.problem(nothing, request, 500, words), server.settings)
+        words = "internal error: see the server's log"
+        return calls.with_headers(calls.problem(request, 500, words, is_page=False), server.settings)
 
     @asynccontextmanager
-    async def life(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await anyio.to_thread.run_sync(server.open)
         server.housekeeping.start()
         try:
@@ -142,8 +140,8 @@ def make_app(settings: ServerSettings) -> Starlette:
         Exception: failed,
     }
     app = Starlette(
-        routes=[*(route(one) for one in ENDPOINTS), *([assistant.route] if assistant else [])],
-        lifespan=life,
+        routes=[*(route(endpoint) for endpoint in ENDPOINTS), *([assistant.route] if assistant else [])],
+        lifespan=lifespan,
         exception_handlers=handlers,
     )
     app.state.server = server

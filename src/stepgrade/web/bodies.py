@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
 from stepgrade.store.alerts import ChannelState, QuietHours
-from stepgrade.store.history import RunOrigin
+from stepgrade.store.runs import RunOrigin
 from stepgrade.store.team import Role, Token
 
 Word = Annotated[str, Meta(max_length=300)]

@@ -1,4 +1,4 @@
-"""One request on its way: what it may hold, who sends it, what it may do, and how its answer is written."""
+"""Handle one request: limits, authentication, authorization and the response."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -50,15 +49,15 @@ _HEADERS = {
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """One thing that the server does: where, who may ask for it, and what goes in and out.
+    """A route: its path, the role it needs, and the types of its request and response.
 
-    `needs` None is open to everybody. A path without a project needs the role in every project, unless
-    `any_project` lets those in who have it in one.
+    `needs` None is public. A path without a project needs the role in every project, or with `any_project` in
+    any one of them.
     """
 
     method: str
     path: str
-    handle: Callable[[Any], Response]  # of a Call, or of the request itself where it is direct
+    handle: Callable[[Any], Any]  # takes a Call of the right kind, or the request itself if direct
     needs: Role | None
     summary: str
     any_project: bool = False
@@ -66,25 +65,25 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     body: Any = None  # the type of a JSON body
     answer: Any = None
     status: int = 200
-    precheck: Callable[[Call], Response | None] | None = None  # of a profile, before it is scored
-    is_direct: bool = False  # needs neither the store nor a thread, so that it is answered whatever they do
+    takes_trace: bool = False  # the body is a profile to score; `handle` is called before and after scoring
+    is_direct: bool = False  # needs neither the store nor a thread, so it always responds
 
     @property
     def is_page(self) -> bool:
-        """Return whether people look at it, in a browser."""
+        """Return whether it is a page for a browser."""
         return not self.path.startswith(("/api/", "/healthz", "/readyz", "/metrics", "/openapi.json"))
 
     def most_bytes(self, settings: ServerSettings) -> int:
-        """Return how long a body may be."""
+        """Return the limit on the size of a body."""
         return _MOST_FORM if self.is_page else settings.most_bytes
 
 
 class Server:
-    """What all requests share."""
+    """State shared by all requests."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.pool = Pool(settings.place)
+        self.pool = Pool(settings.location)
         self.door = Door(settings)
         self.housekeeping = Housekeeping(self.pool, settings)
         self.uploads = Limiter(settings.uploads_per_minute)
@@ -97,12 +96,12 @@ class Server:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Open the store before anybody asks, so that a wrong place is told at the start."""
+        """Open the store at startup, so that a wrong location fails then."""
         with self.pool.history():
             pass
 
     def count(self, endpoint: Endpoint, status: int, seconds: float) -> None:
-        """Remember that a request was answered."""
+        """Count a request for the metrics."""
         with self._lock:
             key = (endpoint.method, endpoint.path, status)
             self.counts[key] = self.counts.get(key, 0) + 1
@@ -110,7 +109,7 @@ class Server:
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """A request of somebody who may make it."""
+    """An authorized request."""
 
     server: Server
     endpoint: Endpoint
@@ -118,28 +117,27 @@ class Call(Struct, frozen=True, kw_only=True):
     who: Identity
     history: History
     team: Team
-    project: Project | None
+    project: Project | None = None
     body: bytes = b""
-    trace: ReceivedTrace | None = None
 
     def query(self, name: str) -> str | None:
-        """Return a field of the address; None when it is empty."""
+        """Return a query parameter; None if it is empty."""
         return self.request.query_params.get(name) or None
 
     def number(self, name: str, default: int, most: int) -> int:
-        """Return a whole number of the address, from 1 to `most`."""
+        """Return a query parameter as an integer from 1 to `most`."""
         text = self.query(name)
         if text is None:
             return default
         if not (text.isascii() and text.isdecimal() and len(text) < 19 and 1 <= int(text) <= most):
-            raise Refused(400, f"{name} is a whole number from 1 to {most:,}")
+            raise Refused(400, f"{name} must be an integer from 1 to {most:,}")
         return int(text)
 
-    def place(self, name: str = "number") -> int:
-        """Return the number in the path."""
-        text = str(self.request.path_params[name])
+    def path_id(self) -> int:
+        """Return the id in the path."""
+        text = str(self.request.path_params["number"])
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
-            raise Refused(404, "there is nothing here")
+            raise Refused(404, "not found")
         return int(text)
 
     def form(self) -> dict[str, str]:
@@ -147,17 +145,29 @@ class Call(Struct, frozen=True, kw_only=True):
         return dict(parse_qsl(self.body.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
 
     def read(self, kind: Any) -> Any:
-        """Return the JSON body as its type."""
+        """Return the JSON body decoded as `kind`."""
         try:
             return from_json(self.body, kind)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
-            raise Refused(400, f"the body is not as it should be: {shortened(str(error), 200)}") from None
+            raise Refused(400, f"invalid request body: {shortened(str(error), 200)}") from None
 
     def note(self, what: str, subject: str = "") -> None:
-        """Write down what was done."""
+        """Add an entry to the audit log."""
         self.team.note(
             self.who.name, what, project=self.project.name if self.project else None, subject=subject
         )
+
+
+class ProjectCall(Call, frozen=True, kw_only=True):
+    """An authorized request for a path with a project."""
+
+    project: Project
+
+
+class TraceCall(ProjectCall, frozen=True, kw_only=True):
+    """An uploaded profile."""
+
+    trace: ReceivedTrace
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
@@ -166,7 +176,7 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 def table_answer(call: Call, rows: Sequence[Mapping[str, Any]], name: str) -> Response | None:
-    """Return a table as CSV or JSON when the address asks for it; None when a page is asked for."""
+    """Return a table as CSV or JSON as the `format` parameter says; None for a page."""
     to = call.query("format")
     if to == "json":
         return json_answer(rows)
@@ -183,7 +193,7 @@ def table_answer(call: Call, rows: Sequence[Mapping[str, Any]], name: str) -> Re
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Return a cell that spreadsheets do not take for a formula."""
     if isinstance(value, dict | list | tuple):
         value = msgspec.json.encode(value).decode()
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
@@ -192,36 +202,36 @@ def _cell(value: Any) -> Any:
 
 
 async def in_thread(limiter: anyio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
-    """Return what a function that blocks returns; when the server stops it is not waited for."""
+    """Run a blocking function in a thread; it is abandoned when the server stops."""
     return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
 
 
 async def answer(server: Server, endpoint: Endpoint, request: Request) -> Response:
-    """Return the answer to a request; what goes wrong is an answer too, and tells nothing of the inside."""
+    """Return the response to a request; errors are responses too, without internal details."""
     begun = time.perf_counter()
     try:
         access.check_names(request, server.settings)
         if endpoint.is_direct:
             response = endpoint.handle(request)
         elif endpoint.method == "GET":
-            response = await in_thread(server.limiter, _answered, server, endpoint, request)
+            response = await in_thread(server.limiter, _respond, server, endpoint, request)
         else:
             access.check_origin(request, server.settings)
-            # Who may not send anything is told so before it is read.
-            who = await in_thread(server.limiter, _let_in, server, endpoint, request)
-            if endpoint.precheck is not None:
+            # Authorize before reading the body. The store is released meanwhile: clients may be slow.
+            who = await in_thread(server.limiter, _authorize, server, endpoint, request)
+            if endpoint.takes_trace:
                 response = await _scored(server, endpoint, request, who)
             else:
                 body = await read_body(request, endpoint.most_bytes(server.settings))
-                response = await in_thread(server.limiter, _answered, server, endpoint, request, body)
+                response = await in_thread(server.limiter, _respond, server, endpoint, request, who, body)
     except Refused as refused:
-        response = problem(endpoint, request, refused.status, refused.problem)
+        response = problem(request, refused.status, refused.problem, is_page=endpoint.is_page)
         if refused.retry_after_s is not None:
             response.headers["retry-after"] = str(refused.retry_after_s)
     except ClientDisconnect:
-        response = problem(endpoint, request, 400, "the body ends too early")
+        response = problem(request, 400, "incomplete request body", is_page=endpoint.is_page)
     except anyio.get_cancelled_exc_class():
-        response = problem(endpoint, request, 503, "the server stops")
+        response = problem(request, 503, "the server is shutting down", is_page=endpoint.is_page)
     seconds = time.perf_counter() - begun
     server.count(endpoint, response.status_code, seconds)
     response.headers["server-timing"] = f"all;dur={seconds * 1000:.1f}"
@@ -229,25 +239,25 @@ async def answer(server: Server, endpoint: Endpoint, request: Request) -> Respon
 
 
 async def _scored(server: Server, endpoint: Endpoint, request: Request, who: Identity) -> Response:
-    """Return the answer to a profile that is sent; only the processes for it are kept busy meanwhile."""
+    """Receive a profile, score it in a process of its own, and return the response."""
     if not server.settings.accepts_traces:
-        raise Refused(403, "this server takes scorecards alone")
+        raise Refused(403, "this server accepts scorecards only")
     if waits := server.uploads.take(who.name):
         raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
-    with server.scoring.place(who.name), temporary_folder() as folder:
+    with server.scoring.slot(who.name), temporary_folder() as folder:
         trace = await server.scoring.receive(request, folder)
-        ask = partial(_answered, server, endpoint, request)
-        known = await in_thread(server.limiter, ask, b"", trace, endpoint.precheck)
-        if isinstance(known, Response):
+        respond = (server.limiter, _respond, server, endpoint, request, who, b"")
+        known: Response | None = await in_thread(*respond, trace)
+        if known is not None:
             return known
         device = request.query_params.get("device") or None
         card = await in_thread(server.scoring.limiter, server.scoring.score, trace, device)
-        kept: Response = await in_thread(server.limiter, ask, b"", structs.replace(trace, card=card))
-        return kept
+        response: Response = await in_thread(*respond, structs.replace(trace, card=card))
+        return response
 
 
 def with_headers(response: Response, settings: ServerSettings) -> Response:
-    """Return an answer with what tells browsers to trust nobody else."""
+    """Add the security headers to a response."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("content-security-policy", _POLICY)
@@ -256,43 +266,41 @@ def with_headers(response: Response, settings: ServerSettings) -> Response:
     return response
 
 
-def _let_in(server: Server, endpoint: Endpoint, request: Request) -> Identity:
-    if endpoint.needs is None:
-        return access.NOBODY
+def _authorize(server: Server, endpoint: Endpoint, request: Request) -> Identity:
     with refusals(), server.pool.history() as history:
         team = Team(history.database)
-        who = server.door.identify(request, team)
+        who = _identify(server, endpoint, request, team)
         admitted(endpoint, who, team, request.path_params.get("project"))
         return who
 
 
-def _answered(
+def _identify(server: Server, endpoint: Endpoint, request: Request, team: Team) -> Identity:
+    return server.door.identify(request, team) if endpoint.needs or endpoint.is_page else access.NOBODY
+
+
+def _respond(
     server: Server,
     endpoint: Endpoint,
     request: Request,
+    who: Identity | None = None,
     body: bytes = b"",
     trace: ReceivedTrace | None = None,
-    handle: Callable[[Call], Any] | None = None,
 ) -> Any:
-    """Return the answer of an endpoint; it blocks, so a thread does it."""
+    """Return the endpoint's response. Blocking: run it in a thread."""
     with refusals(), server.pool.history() as history:
         team = Team(history.database)
-        who = server.door.identify(request, team) if endpoint.needs or endpoint.is_page else access.NOBODY
+        who = who or _identify(server, endpoint, request, team)
         project = admitted(endpoint, who, team, request.path_params.get("project"))
         if endpoint.method != "GET":
             _check_sender(endpoint, who, request, body)
-        call = Call(
-            server=server,
-            endpoint=endpoint,
-            request=request,
-            who=who,
-            history=history.of_project(project.name) if project else history,
-            team=team,
-            project=project,
-            body=body,
-            trace=trace,
-        )
-        response = (handle or endpoint.handle)(call)
+        fields: dict[str, Any] = {"server": server, "endpoint": endpoint, "request": request, "who": who}
+        fields |= {"team": team, "body": body}
+        if project is None:
+            call = Call(**fields, history=history)
+        else:
+            fields |= {"project": project, "history": history.in_project(project.name)}
+            call = ProjectCall(**fields) if trace is None else TraceCall(**fields, trace=trace)
+        response = endpoint.handle(call)
         if endpoint.is_page and who.by != "session" and who.form_key:
             set_cookie(response, server.settings, access.FORM_COOKIE, who.form_key)
         return response
@@ -300,65 +308,65 @@ def _answered(
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Let errors of ours be answers: a store that is gone is one, wherever it is asked."""
+    """Turn stepgrade's errors into responses."""
     try:
         yield
     except NoSuchRun:
-        raise Refused(404, "there is no such run") from None
+        raise Refused(404, "run not found") from None
     except KeyTaken as error:
         raise Refused(409, error.problem) from None
     except BadValue as error:
         raise Refused(400, error.problem) from None
     except BadHistory as error:
-        LOG.error("%s", error)  # the message says it all, and holds no password
-        raise Refused(503, "the store does not answer") from None
+        LOG.error("%s", error)  # messages contain no passwords
+        raise Refused(503, "the store is unavailable") from None
     except StepgradeError as error:
         raise Refused(404 if isinstance(error, NotMeasured) else 400, str(error)) from None
 
 
 def admitted(endpoint: Endpoint, who: Identity, team: Team, name: str | None) -> Project | None:
-    """Return the project that is asked for; raise Refused when there is none, or none for them."""
+    """Return the requested project; raise Refused if it does not exist or access is denied."""
     if endpoint.needs is None:
         return None
     if who.by == "nobody":
-        raise Refused(401, "a token is asked for")
+        raise Refused(401, "authentication required")
     if name is None:
         everywhere = None if not endpoint.any_project else next(iter(who.rights), None)
         if not who.may(endpoint.needs, everywhere):
-            raise Refused(403, "this takes other rights")
+            raise Refused(403, "permission denied")
         return None
-    # A project that they may not see looks like one that is not there.
+    # A project that they may not read looks like one that does not exist.
     project = team.project(name) if who.may("reader", name) else None
     if project is None:
-        raise Refused(404, "there is no such project")
+        raise Refused(404, "project not found")
     if not who.may(endpoint.needs, name):
-        raise Refused(403, f"this takes the role of {endpoint.needs}")
+        raise Refused(403, f"permission denied: the role {endpoint.needs} is required")
     return project
 
 
 def _check_sender(endpoint: Endpoint, who: Identity, request: Request, body: bytes) -> None:
-    """Raise Refused when a page of another site may have sent this in the name of who is signed in."""
+    """Raise Refused if a page of another site may have sent this on behalf of the user (CSRF)."""
     kind = request.headers.get("content-type", "").split(";")[0]
     if not endpoint.is_page:
-        # A form of another site cannot send JSON, and cannot bring a token along.
+        # A form on another site can send neither JSON nor a token.
         if who.by == "session":
-            raise Refused(403, "programs come with a token")
+            raise Refused(403, "the API requires a token, not a session")
         if who.by in ("localhost", "proxy") and body and kind != "application/json":
-            raise Refused(415, "the body must be application/json")
+            raise Refused(415, "Content-Type must be application/json")
         return
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(415, "a form is asked for")
+        raise Refused(415, "expected a form body")
     try:
         fields = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
     except ValueError:
-        raise Refused(400, "too many fields") from None
+        raise Refused(400, "too many form fields") from None
     access.check_form(who, request, fields.get(access.FORM_FIELD, ""))
 
 
 def set_cookie(
     response: Response, settings: ServerSettings, name: str, value: str, hours: float = 12.0
 ) -> None:
-    """Set a cookie that no script reads and no other site sends along."""
+    """Set a cookie that scripts cannot read and other sites cannot send."""
     response.set_cookie(
         name,
         value,
@@ -370,11 +378,11 @@ def set_cookie(
     )
 
 
-def problem(endpoint: Endpoint, request: Request, status: int, problem: str) -> Response:
-    """Return what went wrong: a page for people, JSON for programs, the way to the door for strangers."""
-    if endpoint.is_page and status == 401 and request.method == "GET":
+def problem(request: Request, status: int, problem: str, *, is_page: bool) -> Response:
+    """Return an error: a page for browsers (or a redirect to the login), JSON for programs."""
+    if is_page and status == 401 and request.method == "GET":
         return Response(status_code=303, headers={"location": "/login"})
-    if endpoint.is_page and "json" not in request.headers.get("accept", ""):
+    if is_page and "json" not in request.headers.get("accept", ""):
         from stepgrade.web.page import fill  # Jinja2 is for pages alone
 
         page = fill("problem.html", {"title": "Not possible", "status": status, "problem": problem})

@@ -18,7 +18,7 @@ from stepgrade.model import Baseline
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.operations import Operation
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import History, Selection
+from stepgrade.store.runs import Runs, Selection
 
 OPERATIONS_SHOWN = 50
 _NOISE_RUNS = 100
@@ -46,7 +46,7 @@ class Compared(Struct, frozen=True, kw_only=True):
     matched_share: float | None  # of the operations' time, in the run with less of it, under names of both
 
 
-def compare_cards(history: History, a: int, b: int) -> Compared:
+def compare_cards(history: Runs, a: int, b: int) -> Compared:
     """Return run `b` compared with run `a`; raise NoSuchRun when one is not there."""
     report, pairs = report_on(history, a, b)
     return Compared(
@@ -67,7 +67,7 @@ class Pairs(NamedTuple):
     matched_share: float | None
 
 
-def report_on(history: History, a: int, b: int) -> tuple[GateReport, Pairs]:
+def report_on(history: Runs, a: int, b: int) -> tuple[GateReport, Pairs]:
     """Return the gate's report on run `b` against run `a`, whatever differs, and their operations."""
     before, now = history.card(a), history.card(b)
     (run,) = history.runs(Selection(after=a - 1, before=a + 1))

@@ -43,7 +43,7 @@ class Keeper:
         today = dt.datetime.now(dt.UTC).date()
         with self._pool.history() as history:
             for name in Alerts(history).projects_with_expired(today):
-                alerts = Alerts(history.of_project(name))
+                alerts = Alerts(history.in_project(name))
                 for alert in alerts.reopen_expired(today):
                     alerts.announce(alert, "waiver ended")
 

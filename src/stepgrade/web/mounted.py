@@ -1,10 +1,9 @@
-"""The assistant's protocol inside the server, at /mcp: a token asks about the projects that it may read."""
+"""MCP inside the server, at /mcp: a token gives access to the projects that it may read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any
 
 import anyio
 from msgspec import Struct
@@ -13,13 +12,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepgrade.errors import BadOption, MissingExtra
-from stepgrade.store.history import History
+from stepgrade.store.runs import Runs
 from stepgrade.store.team import Team
 from stepgrade.web import access, calls
 from stepgrade.web.access import Identity, Refused
 from stepgrade.web.answers import Roots
 from stepgrade.web.assistant import make_assistant, opened_by_request
-from stepgrade.web.calls import Endpoint, Server
+from stepgrade.web.calls import Server
 from stepgrade.web.reading import read_body
 
 _MOST_BODY = 1 << 20
@@ -27,22 +26,21 @@ _AT_ONCE = 2
 
 
 class Mounted(Struct, frozen=True):
-    """The route, and what has to run while it is served."""
+    """The route, and the context it has to be served in."""
 
     route: BaseRoute
     running: Callable[[], AbstractAsyncContextManager[None]]
 
 
 class _Guarded:
-    """Lets in who may read something, and tells the tools who it is."""
+    """Authenticates requests and opens the store for the tools with the caller's permissions."""
 
     def __init__(self, server: Server, inner: ASGIApp) -> None:
         self._server, self._inner = server, inner
-        self._room = anyio.CapacityLimiter(_AT_ONCE)  # so that pages never wait for a connection to the store
+        self._slots = anyio.CapacityLimiter(_AT_ONCE)  # so that pages always find a free connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        nothing = Endpoint(method="POST", path="/api/mcp", handle=_never, needs=None, summary="")
         settings = self._server.settings
         try:
             access.check_names(request, settings)
@@ -50,7 +48,7 @@ class _Guarded:
             who = await calls.in_thread(self._server.limiter, self._identify, request)
             body = await read_body(request, _MOST_BODY)
         except Refused as refused:
-            answer = calls.problem(nothing, request, refused.status, refused.problem)
+            answer = calls.problem(request, refused.status, refused.problem, is_page=False)
             await calls.with_headers(answer, settings)(scope, receive, send)
             return
         except ClientDisconnect:
@@ -63,15 +61,15 @@ class _Guarded:
             return await receive()
 
         @contextmanager
-        def opens(project: str) -> Iterator[History]:
+        def opens(project: str) -> Iterator[Runs]:
             if not who.may("reader", project):
-                raise BadOption("there is no such project")
+                raise BadOption("project not found")
             with self._server.pool.history(project) as history:
                 yield history
 
         token = opened_by_request.set(opens)
         try:
-            async with self._room:
+            async with self._slots:
                 await self._inner(scope, replay, send)
         finally:
             opened_by_request.reset(token)
@@ -80,22 +78,18 @@ class _Guarded:
         with calls.refusals(), self._server.pool.history() as history:
             who = self._server.door.identify(request, Team(history.database))
         if who.by == "session" or not who.rights:
-            raise Refused(401, "a token is asked for")
+            raise Refused(401, "authentication required")
         return who
 
 
-def _never(_: Any) -> Any:
-    raise NotImplementedError
-
-
 def mounted_assistant(server: Server) -> Mounted | None:
-    """Return the route of the protocol; None where its SDK is not installed."""
+    """Return the MCP route; None if the SDK is not installed."""
     try:
         assistant = make_assistant(Roots([]), None, has_files=False)
         from mcp.server.transport_security import TransportSecuritySettings  # an extra
     except MissingExtra:
         return None
-    # Names and origins are checked above, for every way to be reached.
+    # Host names and origins are checked above, for every access mode.
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     inner = assistant.streamable_http_app(
         json_response=True,
@@ -104,5 +98,5 @@ def mounted_assistant(server: Server) -> Mounted | None:
         transport_security=unchecked,
     )
     manager = assistant.session_manager
-    # No GET: it would open a stream of events that never come, and keep its connection for ever.
+    # No GET: it would open an event stream that stays empty, and hold its connection forever.
     return Mounted(route=Route("/mcp", _Guarded(server, inner), methods=["POST"]), running=manager.run)

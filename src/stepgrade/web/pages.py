@@ -1,4 +1,4 @@
-"""What people look at: each page answers one question, works without a script, and has its table as CSV."""
+"""The pages: each answers one question, works without scripts, and offers its table as CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepgrade.report.html.gate import view as gate_view
 from stepgrade.report.html.page import PageFrame
 from stepgrade.report.names import shortened
 from stepgrade.store.alerts import CHANNELS, STATES, Alert, Alerts, QuietHours
-from stepgrade.store.history import KEPT_METRICS, Selection
+from stepgrade.store.runs import KEPT_METRICS, Selection
 from stepgrade.store.tables import (
     FINDINGS_RUNS,
     GROUPED_RUNS,
@@ -38,7 +38,7 @@ from stepgrade.units import show_count, show_delta, show_share
 from stepgrade.web import api
 from stepgrade.web.access import SESSION_COOKIE, Refused
 from stepgrade.web.bodies import AlertChange, NewChannel
-from stepgrade.web.calls import Call, Endpoint, set_cookie, table_answer
+from stepgrade.web.calls import Call, Endpoint, ProjectCall, set_cookie, table_answer
 from stepgrade.web.charts import spark, trend_view
 from stepgrade.web.comparing import report_on
 from stepgrade.web.page import fill, style
@@ -65,7 +65,7 @@ def _page(call: Call, template: str, view: dict[str, Any], status: int = 200) ->
 
 
 def _address(call: Call, **changed: object) -> str:
-    """Return the address of this page with some of its fields changed; None leaves one out."""
+    """Return the URL of this page with some query parameters changed; None removes one."""
     fields = [(name, value) for name, value in call.request.query_params.multi_items() if name not in changed]
     fields += [(name, str(value)) for name, value in changed.items() if value is not None]
     return f"{call.request.url.path}?{urlencode(fields)}" if fields else call.request.url.path
@@ -76,14 +76,14 @@ def _back(path: str) -> Response:
 
 
 def home(call: Call) -> Response:
-    """Answer how we are: every project with its grade, its trend and its open alerts."""
+    """Show every project with its grade, trend and open alerts."""
     sees, rows = call.who.sees, []
     for project in call.team.projects():
         if sees is not None and project.name not in sees:
             continue
-        history = call.history.of_project(project.name)
+        history = call.history.in_project(project.name)
         recent = history.runs(Selection(limit=_SPARK_RUNS))
-        # What the team ships says more of it than a branch that somebody tries.
+        # Prefer the main branch over feature branches.
         newest = [run for run in recent if run.branch in _SHIPPED][-1:] or recent[-1:]
         row: dict[str, Any] = {
             "project": project.name,
@@ -114,21 +114,16 @@ def home(call: Call) -> Response:
         row["shown_step"] = show_metric("step_time_ms", row["step_time_ms"])
         row["shown_change"] = "" if row["change"] is None else show_delta(row["change"])
     address = call.server.settings.public_url or str(call.request.base_url).rstrip("/")
-    return _page(call, "projects.html", {"title": "How are we?", "rows": rows, "address": address})
+    return _page(call, "projects.html", {"title": "Projects", "rows": rows, "address": address})
 
 
-def open_project(call: Call) -> Response:
-    """Lead to what changed."""
-    return _back(f"/p/{quote(_name(call))}/trend")
+def open_project(call: ProjectCall) -> Response:
+    """Redirect to the trend page."""
+    return _back(f"/p/{quote(call.project.name)}/trend")
 
 
-def _name(call: Call) -> str:
-    assert call.project is not None  # noqa: S101  the path has one
-    return call.project.name
-
-
-def trend(call: Call) -> Response:
-    """Answer what changed: a metric over the runs of a branch, its levels, their noise, its commits."""
+def trend(call: ProjectCall) -> Response:
+    """Show a metric over the runs of a branch, with its levels, noise and commits."""
     metric = call.query("metric") or "step_time_ms"
     which = structs.replace(api.selection(call), limit=call.number("limit", _TREND_RUNS, 5000))
     view: dict[str, Any] = {
@@ -138,7 +133,7 @@ def trend(call: Call) -> Response:
         "branches": branches_of(call.history),
         "branch": which.branch,
         "fingerprints": [
-            (digest, circumstances(print_))
+            (digest, setup_line(print_))
             for digest, print_ in sorted(call.history.fingerprints().items())[:200]
         ],
         "fingerprint": call.query("fingerprint"),
@@ -146,7 +141,7 @@ def trend(call: Call) -> Response:
         "chart": None,
     }
     if metric not in KEPT_METRICS:
-        raise Refused(404, "there is no such metric")
+        raise Refused(404, "unknown metric")
     try:
         found = trend_of(call.history, metric, which)
     except NotMeasured as error:
@@ -159,31 +154,31 @@ def trend(call: Call) -> Response:
     if (table := table_answer(call, rows, f"trend-{metric}")) is not None:
         return table
     cells = [(row["run"], (row["commit"] or "")[:12], show_metric(metric, row[metric])) for row in rows]
-    url = call.project.settings.commit_url if call.project else None
     view |= {
         "chart": trend_view(found, commits),
-        "where": circumstances(call.history.fingerprints().get(found.digest, Fingerprint())),
+        "where": setup_line(call.history.fingerprints().get(found.digest, Fingerprint())),
         "count": len(found.points),
         "rows": cells,
-        "commit_url": url,
+        "commit_url": call.project.settings.commit_url,
     }
     return _page(call, "trend.html", view)
 
 
-def circumstances(of: Fingerprint) -> str:
-    """Return a fingerprint in a line."""
+def setup_line(fingerprint: Fingerprint) -> str:
+    """Return a fingerprint in one line."""
     parts = [
-        of.device,
-        of.model,
-        f"batch {of.batch}" if of.batch else None,
-        f"seq {of.seq}" if of.seq else None,
+        fingerprint.device,
+        fingerprint.model,
+        f"batch {fingerprint.batch}" if fingerprint.batch else None,
+        f"seq {fingerprint.seq}" if fingerprint.seq else None,
+        fingerprint.precision,
+        f"{fingerprint.world_size} ranks" if fingerprint.world_size else None,
     ]
-    parts += [of.precision, f"{of.world_size} ranks" if of.world_size else None]
-    return shortened(" · ".join(part for part in parts if part) or "circumstances not known", 120)
+    return shortened(" · ".join(part for part in parts if part) or "unknown setup", 120)
 
 
 def runs(call: Call) -> Response:
-    """Answer which is fastest: the runs, filtered, sorted and grouped, and the best of each model."""
+    """Show runs, filtered and sorted, and the fastest configuration of each model."""
     sort, is_rising = call.query("sort") or "added", call.query("order") == "rising"
     limit = call.number("limit", _LISTED, 500)
     which = api.selection(call, limit)
@@ -226,7 +221,7 @@ def _run_row(run: RunRow, where: Fingerprint) -> dict[str, Any]:
         "branch": run.branch or "",
         "commit": (run.commit or "")[:10],
         "grade": run.grade,
-        "where": circumstances(where),
+        "where": setup_line(where),
         "labels": ", ".join(f"{name}={value}" for name, value in sorted(run.labels.items())),
         **{name: show_metric(name, run.metrics.get(name)) for name in SORTS[1:]},
     }
@@ -244,7 +239,7 @@ def _best(call: Call, which: Selection, group: str | None) -> list[dict[str, Any
         )
         row = {
             "of": shortened(key, 80),
-            "where": circumstances(where),
+            "where": setup_line(where),
             "digest": one.digest,
             "runs": one.runs,
             "newest": one.newest,
@@ -256,15 +251,15 @@ def _best(call: Call, which: Selection, group: str | None) -> list[dict[str, Any
     return [row for _, row in sorted(best.values(), key=lambda pair: pair[1]["of"])][:100]
 
 
-def run(call: Call) -> Response:
-    """Answer with this run: the report, with the way to the project around it."""
-    number = call.place()
+def run(call: ProjectCall) -> Response:
+    """Show the report of a run, with links to its project."""
+    number = call.path_id()
     found = call.history.runs(Selection(after=number - 1, before=number + 1))
     if not found:
-        raise Refused(404, "there is no such run")
-    row, name = found[0], quote(_name(call))
+        raise Refused(404, "run not found")
+    row, name = found[0], quote(call.project.name)
     earlier = call.history.runs(Selection(before=number, digests=(row.digest,), branch=row.branch, limit=1))
-    links = [("Projects", "/"), (_name(call), f"/p/{name}/trend"), ("Runs", f"/p/{name}/runs")]
+    links = [("Projects", "/"), (call.project.name, f"/p/{name}/trend"), ("Runs", f"/p/{name}/runs")]
     if earlier:
         links.append((f"Compare with run {earlier[0].id}", f"/p/{name}/compare?a={earlier[0].id}&b={number}"))
     origin = call.history.origins([number]).get(number)
@@ -278,15 +273,15 @@ def run(call: Call) -> Response:
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
 
-def compare(call: Call) -> Response:
-    """Answer with these two: what changed, the way from one step to the other, each operation."""
+def compare(call: ProjectCall) -> Response:
+    """Show what changed between two runs, by account and by operation."""
     choices = []
     for one in reversed(call.history.runs(Selection(limit=200))):
         step = show_metric("step_time_ms", one.metrics.get("step_time_ms"))
         parts = [f"run {one.id}", one.branch, (one.commit or "")[:10], step]
         choices.append((one.id, shortened(" · ".join(part for part in parts if part), 100)))
     view: dict[str, Any] = {
-        "title": "These two: what is different?",
+        "title": "Compare two runs",
         "choices": choices,
         "a": call.query("a"),
         "b": call.query("b"),
@@ -317,17 +312,17 @@ def compare(call: Call) -> Response:
 
 
 def _calls_of(before: float | None, now: float | None) -> str:
-    """Return how often both runs call it in a step; one number where it is the same."""
-    told = [show_count(calls) for calls in (before, now)]
-    return told[0] if told[0] == told[1] else " → ".join(told)
+    """Return the calls per step of both runs; one number if they are the same."""
+    shown = [show_count(calls) for calls in (before, now)]
+    return shown[0] if shown[0] == shown[1] else " → ".join(shown)
 
 
-def findings(call: Call) -> Response:
-    """Answer what holds us back: findings over the newest runs, by what they cost."""
+def findings(call: ProjectCall) -> Response:
+    """Show the findings of the newest runs by cost."""
     costs = finding_costs(
         call.history, api.selection(call, call.number("limit", FINDINGS_RUNS, FINDINGS_RUNS))
     )
-    settings = call.project.settings if call.project else ProjectSettings()
+    settings = call.project.settings
     price = settings.price_per_device_hour
     rows = []
     for cost in costs:
@@ -346,7 +341,7 @@ def findings(call: Call) -> Response:
         )
         row["money"] = None if row["cost_high"] is None else _range(row["cost_low"], row["cost_high"])
     view = {
-        "title": "What holds us back?",
+        "title": "Findings by cost",
         "rows": rows,
         "price": price,
         "currency": settings.currency,
@@ -363,14 +358,14 @@ def _range(low: float, high: float) -> str:
 
 
 def alerts(call: Call) -> Response:
-    """Answer with alerts: what got worse, and what was said of it."""
+    """Show alerts and their state."""
     states = [state for state in call.request.query_params.getlist("state") if state in STATES]
     found = Alerts(call.history).listed(states) if states else Alerts(call.history).listed()
     if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "alerts")) is not None:
         return table
     today = dt.datetime.now(dt.UTC).date()
     view = {
-        "title": "Alerts: what got worse?",
+        "title": "Alerts",
         "groups": [
             (state, [_alert_view(one) for one in found if one.state == state])
             for state in STATES
@@ -406,30 +401,29 @@ def _alert_view(one: Alert) -> dict[str, Any]:
     }
 
 
-def change_alert(call: Call) -> Response:
-    """Acknowledge, waive or open an alert, and come back."""
+def change_alert(call: ProjectCall) -> Response:
+    """Acknowledge, waive or reopen an alert."""
     fields = call.form()
     until = None
     if fields.get("until") and fields.get("state") == "waived":
         try:
             until = dt.date.fromisoformat(fields["until"])
         except ValueError:
-            raise Refused(400, "a day is written like 2026-03-01") from None
+            raise Refused(400, "not a date; write it like 2026-03-01") from None
     change = AlertChange(state=fields.get("state", ""), reason=fields.get("reason", ""), until=until)
     api.changed_alert(call, change)
-    return _back(f"/p/{quote(_name(call))}/alerts#alert-{call.place()}")
+    return _back(f"/p/{quote(call.project.name)}/alerts#alert-{call.path_id()}")
 
 
-def settings(call: Call) -> Response:
-    """Answer how the project is set up: price, retention, and whom to tell."""
+def settings(call: ProjectCall) -> Response:
+    """Show the project's settings: price, retention and alert channels."""
     channels = api.shown_channels(call)
-    found = call.project.settings if call.project else ProjectSettings()
-    view = {"title": "Settings", "settings": found, "channels": channels, "kinds": CHANNELS}
+    view = {"title": "Settings", "settings": call.project.settings, "channels": channels, "kinds": CHANNELS}
     return _page(call, "settings.html", view)
 
 
-def change_settings(call: Call) -> Response:
-    """Change the project's settings, and come back."""
+def change_settings(call: ProjectCall) -> Response:
+    """Change the project's settings."""
     fields = call.form()
     try:
         new = ProjectSettings(
@@ -441,18 +435,18 @@ def change_settings(call: Call) -> Response:
             branches=tuple(name for name in (fields.get("branches") or "").split() if name),
         )
     except ValueError:
-        raise Refused(400, "a number is not one") from None
-    call.team.set_project(_name(call), api.checked_settings(new))
+        raise Refused(400, "not a number") from None
+    call.team.set_project(call.project.name, api.checked_settings(new))
     call.note("settings changed")
-    return _back(f"/p/{quote(_name(call))}/settings")
+    return _back(f"/p/{quote(call.project.name)}/settings")
 
 
-def add_channel(call: Call) -> Response:
-    """Add whom to tell, and come back."""
+def add_channel(call: ProjectCall) -> Response:
+    """Add an alert channel."""
     fields = call.form()
     hours = [fields.get(name, "0") or "0" for name in ("quiet_begin", "quiet_end")]
     if not all(text.isascii() and text.isdecimal() and len(text) < 3 for text in hours):
-        raise Refused(400, "quiet hours are from 0 to 23")
+        raise Refused(400, "quiet hours must be from 0 to 23")
     quiet = QuietHours(begin=int(hours[0]), end=int(hours[1]))
     new = NewChannel(
         kind=fields.get("kind", ""),
@@ -461,22 +455,22 @@ def add_channel(call: Call) -> Response:
         quiet=quiet,
     )
     api.added_channel(call, new)
-    return _back(f"/p/{quote(_name(call))}/settings")
+    return _back(f"/p/{quote(call.project.name)}/settings")
 
 
-def remove_channel(call: Call) -> Response:
-    """Tell somebody no more, and come back."""
+def remove_channel(call: ProjectCall) -> Response:
+    """Remove an alert channel."""
     api.remove_channel(call)
-    return _back(f"/p/{quote(_name(call))}/settings")
+    return _back(f"/p/{quote(call.project.name)}/settings")
 
 
 def admin(call: Call) -> Response:
-    """Answer who may come in, and what was done."""
+    """Show tokens and the audit log."""
     found = call.team.audit(limit=call.number("limit", 100, 1000))
     if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "audit")) is not None:
         return table
     view = {
-        "title": "Who may come in?",
+        "title": "Tokens and audit log",
         "tokens": call.team.tokens(),
         "audit": found,
         "roles": ROLES,
@@ -487,12 +481,12 @@ def admin(call: Call) -> Response:
 
 
 def add_token(call: Call) -> Response:
-    """Make a token and show its secret this once."""
+    """Create a token and show its secret once."""
     fields = call.form()
     days = fields.get("days", "90")
     role = next((one for one in ROLES if one == fields.get("role")), None)
     if role is None or not (days.isascii() and days.isdecimal() and len(days) < 5):
-        raise Refused(400, "a token has a role, and lives from 1 to 3,650 days")
+        raise Refused(400, "a token needs a role and a lifetime from 1 to 3,650 days")
     secret, token = call.team.add_token(
         fields.get("name", ""),
         role,
@@ -502,7 +496,7 @@ def add_token(call: Call) -> Response:
     )
     call.note("token made", f"{token.id}: {token.name}, {token.role} of {token.project or 'every project'}")
     view = {
-        "title": "Who may come in?",
+        "title": "Tokens and audit log",
         "tokens": call.team.tokens(),
         "audit": call.team.audit(limit=100),
         "roles": ROLES,
@@ -513,13 +507,13 @@ def add_token(call: Call) -> Response:
 
 
 def revoke_token(call: Call) -> Response:
-    """End a token, and come back."""
+    """Revoke a token."""
     api.revoke_token(call)
     return _back("/admin")
 
 
 def add_project(call: Call) -> Response:
-    """Make a project, and go there."""
+    """Create a project and redirect to it."""
     name = call.form().get("name", "").strip()
     if call.team.add_project(name):
         call.note("project made", name)
@@ -527,12 +521,12 @@ def add_project(call: Call) -> Response:
 
 
 def login(call: Call) -> Response:
-    """Ask for a token."""
+    """Show the sign-in form."""
     return _page(call, "login.html", {"title": "Sign in"})
 
 
 def sign_in(call: Call) -> Response:
-    """Open a session for a token; one that the browser brought along is ended and never taken over."""
+    """Open a session for a token; a session that the browser already has is closed, never reused."""
     old = call.request.cookies.get(SESSION_COOKIE)
     if old:
         call.team.close_session(old)
@@ -544,7 +538,7 @@ def sign_in(call: Call) -> Response:
 
 
 def sign_out(call: Call) -> Response:
-    """End the session."""
+    """Close the session."""
     call.team.close_session(call.request.cookies.get(SESSION_COOKIE, ""))
     response = _back("/login")
     response.delete_cookie(SESSION_COOKIE, path="/")
@@ -552,12 +546,12 @@ def sign_out(call: Call) -> Response:
 
 
 def css(_: Call) -> Response:
-    """Answer with the style of every page."""
+    """Return the style sheet."""
     return Response(style(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
 
 def icon(_: Call) -> Response:
-    """Answer that there is no picture, so that browsers do not ask again."""
+    """Return no icon, cacheable, so that browsers do not ask again."""
     return Response(status_code=204, headers={"cache-control": "max-age=86400"})
 
 
@@ -566,26 +560,26 @@ def _at(path: str, handle: Any, needs: Any, summary: str, method: str = "GET", *
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    _at("/", home, "reader", "how are we?", any_project=True),
+    _at("/", home, "reader", "project overview", any_project=True),
     _at("/login", login, None, "sign in"),
-    _at("/login", sign_in, None, "open a session", "POST"),
-    _at("/logout", sign_out, "reader", "end a session", "POST", any_project=True),
-    _at("/static/style.css", css, None, "the style"),
-    _at("/favicon.ico", icon, None, "no picture"),
-    _at("/projects", add_project, "admin", "make a project", "POST"),
+    _at("/login", sign_in, None, "sign in", "POST"),
+    _at("/logout", sign_out, "reader", "sign out", "POST", any_project=True),
+    _at("/static/style.css", css, None, "style sheet"),
+    _at("/favicon.ico", icon, None, "no icon"),
+    _at("/projects", add_project, "admin", "create a project", "POST"),
     _at("/admin", admin, "admin", "tokens and audit"),
-    _at("/admin/tokens", add_token, "admin", "make a token", "POST"),
-    _at("/admin/tokens/{number}/revoke", revoke_token, "admin", "end a token", "POST"),
-    _at("/p/{project}", open_project, "reader", "a project"),
-    _at("/p/{project}/trend", trend, "reader", "what changed?"),
-    _at("/p/{project}/runs", runs, "reader", "which is fastest?"),
-    _at("/p/{project}/runs/{number}", run, "reader", "this run"),
-    _at("/p/{project}/compare", compare, "reader", "these two"),
-    _at("/p/{project}/findings", findings, "reader", "what holds us back?"),
+    _at("/admin/tokens", add_token, "admin", "create a token", "POST"),
+    _at("/admin/tokens/{number}/revoke", revoke_token, "admin", "revoke a token", "POST"),
+    _at("/p/{project}", open_project, "reader", "redirect to the trend page"),
+    _at("/p/{project}/trend", trend, "reader", "trend"),
+    _at("/p/{project}/runs", runs, "reader", "runs"),
+    _at("/p/{project}/runs/{number}", run, "reader", "a run"),
+    _at("/p/{project}/compare", compare, "reader", "compare two runs"),
+    _at("/p/{project}/findings", findings, "reader", "findings by cost"),
     _at("/p/{project}/alerts", alerts, "reader", "alerts"),
-    _at("/p/{project}/alerts/{number}", change_alert, "uploader", "speak of an alert", "POST"),
+    _at("/p/{project}/alerts/{number}", change_alert, "uploader", "update an alert", "POST"),
     _at("/p/{project}/settings", settings, "admin", "settings"),
     _at("/p/{project}/settings", change_settings, "admin", "change settings", "POST"),
-    _at("/p/{project}/channels", add_channel, "admin", "tell somebody", "POST"),
-    _at("/p/{project}/channels/{number}/remove", remove_channel, "admin", "tell somebody no more", "POST"),
+    _at("/p/{project}/channels", add_channel, "admin", "add a channel", "POST"),
+    _at("/p/{project}/channels/{number}/remove", remove_channel, "admin", "remove a channel", "POST"),
 )

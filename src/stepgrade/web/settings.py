@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from stepgrade.errors import BadOption
-from stepgrade.store.remote import is_loopback
+from stepgrade.store.client import is_loopback
 
 Access = Literal["localhost", "tokens", "proxy"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -29,7 +29,7 @@ class Mail(Struct, frozen=True, kw_only=True):
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """Everything that an operator decides."""
 
-    place: str | None = None
+    location: str | None = None
     host: str = "127.0.0.1"
     port: int = 8765
     access: Access = "localhost"

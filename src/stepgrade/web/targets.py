@@ -7,7 +7,7 @@ import re
 from urllib.parse import urlsplit
 
 from stepgrade.errors import BadOption
-from stepgrade.store.remote import is_loopback
+from stepgrade.store.client import is_loopback
 from stepgrade.web.settings import ServerSettings
 
 # Kinds of channels whose secret is sent as a header.

@@ -1,4 +1,4 @@
-"""Profiles that are sent to be scored: in few processes of their own, with little time and memory."""
+"""Score uploaded profiles in a few processes with limited time and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_OF_TOKEN = 2
 _MOST_PROCESSES = 2
 _LEAST_MEMORY = 1 << 30  # of a process
 _RETRY_S = 15
-# Limits are set by the child itself: between fork and exec, a process with threads may only do very little.
+# The child sets its own limits: preexec_fn is not safe in a process with threads.
 _SCORE = """
 import os, resource, sys
 path, device, most, seconds, memory, output = sys.argv[1], sys.argv[2] or None, *map(int, sys.argv[3:])
@@ -45,7 +45,7 @@ sys.stdout.write(sg.score(profile, setup=sg.Setup(device=device) if device else 
 
 
 class ReceivedTrace(Struct, frozen=True, kw_only=True):
-    """A profile that was sent, and its scorecard once it has one."""
+    """An uploaded profile; `card` is None until it has been scored."""
 
     folder: str
     digest: str
@@ -53,7 +53,7 @@ class ReceivedTrace(Struct, frozen=True, kw_only=True):
 
 
 class Scoring:
-    """The processes that score, and who waits for them."""
+    """The scoring processes and their queue."""
 
     def __init__(self, settings: ServerSettings) -> None:
         memory = settings.trace_memory // settings.workers
@@ -66,11 +66,13 @@ class Scoring:
         self._is_stopping = False
 
     @contextmanager
-    def place(self, who: str) -> Iterator[None]:
-        """Hold a place in the queue, before anything is read; raise Refused when there is none."""
+    def slot(self, who: str) -> Iterator[None]:
+        """Hold a slot in the queue; raise Refused if there is none."""
         if self._taken[who] >= _MOST_OF_TOKEN:
             raise Refused(
-                429, f"{_MOST_OF_TOKEN} profiles of this token are being scored", retry_after_s=_RETRY_S
+                429,
+                f"already scoring {_MOST_OF_TOKEN} profiles of this token",
+                retry_after_s=_RETRY_S,
             )
         if self._taken.total() >= self._size + _MOST_WAITING:
             raise Refused(503, "too many profiles are being scored", retry_after_s=_RETRY_S)
@@ -83,7 +85,7 @@ class Scoring:
                 del self._taken[who]
 
     async def receive(self, request: Request, folder: str) -> ReceivedTrace:
-        """Write what is sent into a folder; raise Refused for more than is taken."""
+        """Write the body to a folder; raise Refused if it is too large."""
         digest = hashlib.sha256()
         with Path(folder, "profile").open("wb") as file:
 
@@ -95,18 +97,18 @@ class Scoring:
         return ReceivedTrace(folder=folder, digest=digest.hexdigest())
 
     def score(self, trace: ReceivedTrace, device: str | None) -> Scorecard:
-        """Return the scorecard of a profile; raise Refused when it cannot be read, or takes too much."""
+        """Return the scorecard of a profile; raise Refused if it is unreadable or exceeds a limit."""
         settings, output = self._settings, 4 * self._settings.most_bytes
         limits = (settings.most_trace_bytes * 20, int(settings.most_trace_s), self._memory, output)
         card = Path(trace.folder, "card")
-        with card.open("wb") as written:  # a file, for a pipe knows no limit of size
+        with card.open("wb") as written:  # a file: RLIMIT_FSIZE does not apply to pipes
             process = subprocess.Popen(  # noqa: S603  our own program
                 [sys.executable, "-I", "-c", _SCORE, "profile", device or "", *map(str, limits)],
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=subprocess.DEVNULL,
                 cwd=trace.folder,
-                # Each thread of a library for matrices takes address space, which is what is limited.
+                # Each BLAS thread takes address space, which is limited.
                 env={
                     "PATH": os.defpath,
                     "HOME": trace.folder,
@@ -124,17 +126,17 @@ class Scoring:
             try:
                 process.wait(settings.most_trace_s)
             except subprocess.TimeoutExpired:
-                raise Refused(422, f"scoring it takes more than {settings.most_trace_s:.0f} s") from None
+                raise Refused(422, f"scoring took more than {settings.most_trace_s:.0f} s") from None
             finally:
                 _kill(process)
                 with self._lock:
                     self._running.discard(process)
         if self._is_stopping:
-            raise Refused(503, "the server stops")
+            raise Refused(503, "the server is shutting down")
         try:
             return Scorecard.from_json(card.read_bytes())
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError):
-            raise Refused(422, "it cannot be scored: try stepgrade inspect") from None
+            raise Refused(422, "the profile cannot be scored: try stepgrade inspect") from None
 
     def stop(self) -> None:
         """End every process."""
@@ -146,7 +148,7 @@ class Scoring:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that still runs, and all that it started."""
+    """Kill a running process and its children."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs that are sent: scorecards, and profiles that are scored here."""
+"""Uploads: scorecards, and profiles that are scored on the server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.alerts import Alert, Alerts
-from stepgrade.store.history import NewRun, Selection
+from stepgrade.store.runs import NewRun, Selection
 from stepgrade.web.access import Refused
 from stepgrade.web.bodies import RunKept, RunUpload
-from stepgrade.web.calls import Call, json_answer
+from stepgrade.web.calls import Call, ProjectCall, TraceCall, json_answer
 
 _FIRST_MOMENT = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _KEY = r"[A-Za-z0-9._:-]{1,128}"
@@ -23,7 +23,7 @@ MOST_WORD = 300
 
 
 def moment_of(text: str) -> dt.datetime:
-    """Return a moment in UTC; one without a zone is in UTC. Raise ValueError for what is none."""
+    """Return a time in UTC, which is also the default zone; raise ValueError if it is invalid."""
     moment = dt.datetime.fromisoformat(text)
     moment = moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
     try:
@@ -33,37 +33,37 @@ def moment_of(text: str) -> dt.datetime:
 
 
 def added_moment(text: str) -> str:
-    """Return when a run was added as it is kept; raise Refused for what no clock says."""
+    """Return `added_at` as it is stored; raise Refused if it is invalid."""
     try:
         has_zone = dt.datetime.fromisoformat(text).tzinfo is not None
         moment = moment_of(text)
     except ValueError:
-        raise Refused(400, "added_at is a moment like 2026-03-01T12:00:00+00:00") from None
+        raise Refused(400, "added_at must be a time like 2026-03-01T12:00:00+00:00") from None
     if not has_zone:
-        raise Refused(400, "added_at needs its zone")
+        raise Refused(400, "added_at needs a time zone")
     if not _FIRST_MOMENT <= moment <= dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
-        raise Refused(400, "added_at is from 1970 on and not in the future")
+        raise Refused(400, "added_at must be after 1970 and not in the future")
     return moment.isoformat(timespec="seconds")
 
 
 def idempotency_key(call: Call) -> str | None:
-    """Return the key that a run is sent with; raise Refused for one that is too long, or odd."""
+    """Return the request's Idempotency-Key; raise Refused if it is invalid."""
     keys = call.request.headers.getlist("idempotency-key")
     if not keys:
         return None
     if len(keys) > 1 or not re.fullmatch(_KEY, keys[0]):
-        raise Refused(400, "Idempotency-Key has up to 128 letters, digits and . _ : -")
+        raise Refused(400, "Idempotency-Key must be 1 to 128 letters, digits or . _ : -")
     return keys[0]
 
 
-def add_run(call: Call) -> Response:
-    """Keep a run that is sent; the same key again answers with the run that is there."""
+def add_run(call: ProjectCall) -> Response:
+    """Store an uploaded run; a known Idempotency-Key returns the run it belongs to."""
     if waits := call.server.uploads.take(call.who.name):
         raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
     key = idempotency_key(call)
     upload: RunUpload = call.read(RunUpload)
     if sum(len(name) + len(value) for name, value in upload.labels.items()) > _MOST_LABELS:
-        raise Refused(400, f"labels have up to {_MOST_LABELS:,} characters together")
+        raise Refused(400, f"labels must have at most {_MOST_LABELS:,} characters in total")
     try:
         card = Scorecard.from_json(bytes(upload.card))
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError, RecursionError) as error:
@@ -79,12 +79,13 @@ def add_run(call: Call) -> Response:
             key=key,
             added_by=call.who.name,
             device_hours=upload.device_hours,
+            is_decoded=True,
         ),
     )
 
 
-def kept(call: Call, run: NewRun) -> Response:
-    """Keep a scorecard, look whether its series changed, and answer with its number."""
+def kept(call: ProjectCall, run: NewRun) -> Response:
+    """Store a run, check its series for changes of level, and return its id."""
     earlier = None if run.key is None else call.history.run_with_key(run.key)
     number = call.history.add(run)
     is_new = number != earlier
@@ -96,9 +97,8 @@ def kept(call: Call, run: NewRun) -> Response:
     return json_answer(answer, 201 if is_new else 200)
 
 
-def look_for_changes(call: Call, number: int) -> list[Alert]:
-    """Return the alerts that a new run opens, with their messages in the queue."""
-    assert call.project is not None  # noqa: S101
+def look_for_changes(call: ProjectCall, number: int) -> list[Alert]:
+    """Return the alerts that a new run opens; their messages are queued."""
     (run,) = call.history.runs(Selection(after=number - 1, before=number + 1))
     branches = call.project.settings.branches
     if branches and run.branch not in branches:
@@ -110,34 +110,28 @@ def look_for_changes(call: Call, number: int) -> list[Alert]:
     return opened
 
 
-def known_trace(call: Call) -> Response | None:
-    """Answer with the run that a profile became before; None when it has to be scored."""
+def add_trace(call: TraceCall) -> Response | None:
+    """Store the scorecard of an uploaded profile; None if it has to be scored first."""
     if (device := call.query("device")) and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", device):
-        raise Refused(400, "there is no such device")
+        raise Refused(400, "unknown device")
     if any(len(call.query(name) or "") > MOST_WORD for name in ("commit", "branch")):
-        raise Refused(400, f"commit and branch have up to {MOST_WORD} characters")
+        raise Refused(400, f"commit and branch must have at most {MOST_WORD} characters")
+    # The digest of the profile, not of its card, which another version may score differently.
+    given = [call.query(name) for name in ("device", "commit", "branch")]
+    text = f"{call.trace.digest} {given!r}"
+    content = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
     key = idempotency_key(call)
-    number = None if key is None else call.history.number_of_key(key, _content_of_trace(call))
-    return None if number is None else json_answer(RunKept(id=number, is_new=False))
-
-
-def add_trace(call: Call) -> Response:
-    """Keep the scorecard of a profile that was sent."""
-    assert call.trace is not None  # noqa: S101  scored by now
-    assert call.trace.card is not None  # noqa: S101
+    if key is not None and (number := call.history.run_with_key(key, content)) is not None:
+        return json_answer(RunKept(id=number, is_new=False))
+    if call.trace.card is None:
+        return None
     run = NewRun(
         card=call.trace.card,
         commit=call.query("commit"),
         branch=call.query("branch"),
-        key=idempotency_key(call),
+        key=key,
         added_by=call.who.name,
-        content=_content_of_trace(call),
+        content=content,
+        is_decoded=True,
     )
     return kept(call, run)
-
-
-def _content_of_trace(call: Call) -> str:
-    """Return what tells a profile from another; its card will not do, which a new version may change."""
-    assert call.trace is not None  # noqa: S101
-    asked = [call.query(name) for name in ("device", "commit", "branch")]
-    return hashlib.sha256(f"{call.trace.digest} {asked!r}".encode("utf-8", "backslashreplace")).hexdigest()

@@ -1,0 +1,146 @@
+"""Typed requests to one project on a stepgrade server."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from stepgrade.decoding import from_json
+from stepgrade.errors import BadHistory, NoSuchRun, NotLetIn, OddAnswer, Unreachable
+from stepgrade.store.exchange import TOKEN, Connection, token_from_environment
+
+_MOST_WAIT_S = 60.0
+_TRIES = 3
+_MOST_PROBLEM = 500
+_URL_HINT = "write it like https://stepgrade.example.org/project"
+# A stepgrade server rejects the request itself with these, so a retry would fail as well.
+_REJECTED = (400, 409, 413, 415, 422)
+_Kind = TypeVar("_Kind")
+
+
+class _Problem(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str
+
+
+class Address(NamedTuple):
+    """Where a project's history is."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str  # path of the project in the HTTP API
+    name: str  # as shown to users
+
+    @property
+    def project(self) -> str:
+        """Return the project's name."""
+        return self.prefix.rsplit("/", 1)[1]
+
+
+def parse_address(url: str) -> Address:
+    """Return the parts of a project's URL; raise BadHistory if it is invalid, without repeating it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
+        path = parts.path.strip("/")
+        base, _, project = path.rpartition("/")
+        prefix = f"{'/' + base if base else ''}/api/v1/projects/{quote(project, safe='')}"
+    except ValueError:
+        raise BadHistory("the server's URL is invalid", hint=_URL_HINT) from None
+    is_odd = "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", base or "-")
+    if not host or not path or is_odd or not url.isprintable():
+        raise BadHistory("not the URL of a project on a server", hint=_URL_HINT)
+    scheme = parts.scheme.lower()
+    if scheme == "http" and not is_loopback(host):
+        raise BadHistory("the token would be sent over the network unencrypted", hint="use https://")
+    return Address(
+        scheme, host, port or (443 if scheme == "https" else 80), prefix, f"{scheme}://{parts.netloc}/{path}"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Client:
+    """Sends requests to one project's HTTP API and decodes the responses."""
+
+    def __init__(self, url: str, most_bytes: int) -> None:
+        self.address = parse_address(url)
+        self.token = token_from_environment()
+        self._most_bytes = most_bytes  # of a response
+        self._connection = Connection(self.address.scheme, self.address.host, self.address.port)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def request(
+        self,
+        kind: type[_Kind],
+        method: str,
+        path: str,
+        fields: Sequence[tuple[str, object]] = (),
+        *,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> _Kind:
+        """Return the response as `kind`; raise Unreachable, OddAnswer, NotLetIn, NoSuchRun or BadHistory."""
+        name = self.address.name
+        query = urlencode([pair for pair in fields if pair[1] is not None], errors="backslashreplace")
+        target = f"{self.address.prefix}{path}{'?' + query if query else ''}"
+        sent = {"accept": "application/json", "user-agent": "stepgrade", **(headers or {})}
+        if self.token:
+            sent["authorization"] = f"Bearer {self.token}"
+        for attempt in range(_TRIES):
+            try:
+                status, wait, text = self._connection.ask(method, target, body, sent, self._most_bytes)
+            except (OSError, http.client.HTTPException) as error:
+                why = str(error) if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
+                raise Unreachable(f"does not answer: {why or type(error).__name__}", where=name) from error
+            if status != 429 or attempt + 1 == _TRIES:
+                break
+            time.sleep(min(float(wait), _MOST_WAIT_S) if re.fullmatch(r"[0-9]{1,9}", wait) else 1.0)
+        if status in (408, 425, 429) or status >= 500:
+            raise Unreachable(f"is busy or down: status {status}", where=name)
+        if len(text) > self._most_bytes:
+            raise OddAnswer("the response is too large", where=name, hint="select fewer runs")
+        if self.token:  # a proxy may echo the request
+            text = text.replace(self.token.encode(), b"...")
+        return self._decode(kind, status, text)
+
+    def _decode(self, kind: type[_Kind], status: int, text: bytes) -> _Kind:
+        """Return a successful response as `kind`; raise the error that the status stands for."""
+        name, invalid = self.address.name, (msgspec.DecodeError, UnicodeError, RecursionError)
+        if status in (200, 201):
+            try:
+                return from_json(text, kind)
+            except invalid as error:
+                is_json = isinstance(error, msgspec.ValidationError)
+                how = f"unexpected response: {error}" if is_json else f"status {status} without valid JSON"
+                raise OddAnswer(f"is not a stepgrade server of this version: {how}", where=name) from None
+        try:
+            problem = from_json(text, _Problem).problem[:_MOST_PROBLEM]
+        except invalid:
+            problem = ""
+        if status in (401, 403):
+            hint = f"set {TOKEN} to a token" if status == 401 else "the token needs another role"
+            raise NotLetIn(problem or f"status {status}", where=name, hint=hint)
+        if problem and status == 404:
+            raise NoSuchRun(problem, where=name)
+        if problem and status in _REJECTED:
+            raise BadHistory(problem, where=name)
+        redirected = "use the URL that it redirects to" if 300 <= status < 400 else None
+        raise OddAnswer(f"is not a stepgrade server: status {status}", where=name, hint=redirected)
