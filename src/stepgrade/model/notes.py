@@ -93,19 +93,24 @@ class NotebookResult(Result, frozen=True):
 
 
 def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Undo what `to_dict` does to notes; a text without a code, as in older documents, gets an empty one."""
+    """Undo what `to_dict` does to notes: `notes_coded` lists those of all `fields` in order.
+
+    A text without its entry there, as in older documents, gets an empty code.
+    """
     try:
-        coded = from_builtins(document.get("notes_coded", []), list[Note])
+        coded = iter(from_builtins(document.get("notes_coded", []), list[Note]))
     except msgspec.ValidationError:
-        coded = []
-    # What a note shows after its own text: what to give, how many more ranks.
-    bare = {
-        note.text: structs.replace(note, text=note.text.removesuffix(str(structs.replace(note, text=""))))
-        for note in coded
-    }
-    notes = {
-        name: [bare.get(str(text)) or {"code": "", "text": text} for text in document[name]]
-        for name in fields
-        if isinstance(document.get(name), list)
-    }
+        coded = iter(())
+    notes: dict[str, list[Any]] = {}
+    for name in fields:
+        texts = document.get(name)
+        if isinstance(texts, list):
+            notes[name] = [_decoded(text, next(coded, None)) for text in texts]
     return document | notes
+
+
+def _decoded(text: Any, note: Note | None) -> Any:
+    if note is None or note.text != text:
+        return {"code": "", "text": text}
+    # The text in JSON ends with what to supply and how many more ranks have the note.
+    return structs.replace(note, text=note.text.removesuffix(str(structs.replace(note, text=""))))

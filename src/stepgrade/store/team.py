@@ -60,10 +60,6 @@ class Token(Struct, frozen=True, kw_only=True):
     used_at: str | None
     revoked_at: str | None
 
-    def allows(self, role: Role, project: str | None) -> bool:
-        """Return whether it lets somebody do what takes a role in a project, or in all of them (None)."""
-        return self.project in (None, project) and ROLES.index(self.role) >= ROLES.index(role)
-
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
     """One thing that was done."""

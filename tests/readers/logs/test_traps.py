@@ -8,7 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.readers.logs.dialect import clock_of, duration, number, plain
-from stepgrade.readers.logs.scan import scan
+from stepgrade.readers.logs.scan import LogScanner
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
 from tests.readers.logs.generated import Plan, generate
@@ -238,5 +238,6 @@ def test_after_a_clock_was_set_back_lines_that_come_in_time_are_not_asked_why() 
         clock = f"2025-03-04 10:{at // 60:02}:{at % 60:02},250"
         return f"evaluation is off\n[titan] {clock} - step: {step}  loss: 7.4  memory: 4.0GiB  tps: 8,192\n"
 
-    scanned = scan(iter(["".join(line(step) for step in range(1, 200)).encode()]))
-    assert len(scanned.events) <= 3
+    scanner = LogScanner()
+    scanner.feed("".join(line(step) for step in range(1, 200)).encode())
+    assert len(scanner.result().events) <= 3

@@ -6,6 +6,8 @@ from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.model.activity import CollectiveTally
+from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
+from stepgrade.scoring.links import bus_factor
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_bytes, show_count, show_ms, show_share, show_si
@@ -41,7 +43,11 @@ _BY_PARALLELISM = {
     "pipeline": _PIPELINE,
 }
 _NO_BACKWARD = "Hide it behind other work: split the product it belongs to, or fuse both in one kernel."
-_REMEDIES = (("alltoall", _EXCHANGE), ("gather", _SHARDING), ("reducescatter", _SHARDING))
+_REMEDIES = {
+    CollectiveKind.ALL_TO_ALL: _EXCHANGE,
+    CollectiveKind.ALL_GATHER: _SHARDING,
+    CollectiveKind.REDUCE_SCATTER: _SHARDING,
+}
 _ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late one."
 _WAITING = "Give the traces of all ranks: most of it is waiting, for a late one or for a slow network."
 
@@ -67,13 +73,8 @@ def _measurable(context: RuleContext) -> list[CollectiveTally]:
 
 
 def _link_bytes(collectives: list[CollectiveTally]) -> float:
-    """Return the bytes that cross one rank's link, as in a ring: all of them twice for an all-reduce."""
-    total = 0.0
-    for collective in collectives:
-        ranks, name = collective.group_size or 2, collective.name.lower()
-        trips = 2.0 if "allreduce" in name or "all_reduce" in name else 1.0
-        total += (collective.bytes or 0.0) * (trips * (ranks - 1) / ranks)
-    return total
+    """Return the bytes that cross one rank's link."""
+    return sum((each.bytes or 0.0) * bus_factor(each.name, each.group_size) for each in collectives)
 
 
 def _share_of_link(context: RuleContext) -> float | None:
@@ -114,11 +115,11 @@ def _remedy(context: RuleContext, of_link: float | None) -> str | None:
     lacks_ranks = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
     if lacks_ranks and (of_link or 1.0) < _MOSTLY_WAITING:
         return _WAITING
-    name = next((each.name.lower().replace("_", "") for each in context.activity.collectives), "")
     links = context.profile.links
     fitting = _BY_PARALLELISM.get("pipeline" if links and links.pipeline else context.parallelism or "")
     if fitting is None:
-        fitting = next((remedy for part, remedy in _REMEDIES if part in name), None)
+        longest = next((collective_kind(each.name) for each in context.activity.collectives), None)
+        fitting = _REMEDIES.get(longest) if longest else None
     if context.work == "inference" and fitting in (None, _REDUCING, _SHARDING):
         fitting = _NO_BACKWARD
     return f"{_ALL_RANKS} {fitting or _REDUCING}" if lacks_ranks else fitting

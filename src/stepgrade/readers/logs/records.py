@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf, isfinite
 
 from stepgrade.readers.logs.dialect import Column, Dialect
@@ -122,11 +122,3 @@ class RecordLog:
             self._count += 1
             self._rows.add({**self._pending, "at": float(self._count)})
             self._pending = {}
-
-
-def log_of_records(records: Iterable[Mapping[str, object]], name: str, framework: str) -> RecordLog:
-    """Return a log that holds these records."""
-    log = RecordLog(name, framework)
-    for record in records:
-        log.add(record)
-    return log

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
 from itertools import pairwise
 from math import inf, isfinite, nan
 
@@ -480,14 +479,6 @@ class LogScanner:
     def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
         if len(self._events) < MOST_EVENTS:
             self._events.append(LogEvent(kind, at, seconds))
-
-
-def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
-    """Return what the chunks of a log hold."""
-    scanner = LogScanner(own)
-    for chunk in chunks:
-        scanner.feed(chunk)
-    return scanner.result()
 
 
 def passed_by(rows: Rows, text: bytes, place: int, apart_bytes: int) -> int:
