@@ -57,7 +57,7 @@ def count(path: Path) -> int:
 def test_no_history_yet(stepgrade: Run, tmp_path: Path) -> None:
     ran = stepgrade("history", "list", "--history", tmp_path / "none.db")
     assert ran.code == 2
-    assert "there is no history here" in ran.err
+    assert "no history found" in ran.err
     assert not (tmp_path / "none.db").exists()
 
 

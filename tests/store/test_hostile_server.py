@@ -183,7 +183,7 @@ def test_the_token_goes_to_no_other_host(server: Hostile, stepgrade: Run) -> Non
             place = f"{other.url.replace('/llm', '')}/api/v1/projects/llm/runs"
             server.call, server.odd = "", answer(b"", f"{status} Moved", f"Location: {place}\r\n")
             ran = check(server, "list", stepgrade)
-            assert (ran.code, "leads to" in ran.err) == (2, True), ran.err
+            assert (ran.code, "redirects to" in ran.err) == (2, True), ran.err
         assert other.seen == []
 
 

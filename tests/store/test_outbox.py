@@ -122,7 +122,7 @@ def test_only_what_was_kept_for_this_server_under_this_token_is_sent(
     path.write_bytes(msgspec.json.encode(document))
     with RemoteHistory(team.url) as remote:
         assert remote.send_waiting() == 0
-        assert where == "token" or "not kept under this token" in remote.remarks[0]
+        assert where == "token" or "not written with this token" in remote.remarks[0]
     assert where not in team.commits()
     assert path.exists()
 
@@ -133,7 +133,7 @@ def test_what_waits_under_another_token_is_listed_and_can_be_sent_on_purpose(
     path = kept(team.url, "under the old token")
     assert f"{path}  waits  {team.url}  main" in stepgrade("history", "outbox").out
     monkeypatch.setenv("STEPGRADE_TOKEN", team.other)
-    assert "was not kept under this token" in stepgrade("history", "outbox").out
+    assert "was not written with this token" in stepgrade("history", "outbox").out
     sent = stepgrade("history", "push", "--to", team.url, "--outbox", path.parent)
     assert (sent.code, sent.out[:6]) == (0, "1 sent"), sent.err
     assert "nothing waits" in stepgrade("history", "outbox").out
@@ -183,7 +183,7 @@ def test_links_pipes_and_foreign_files_in_an_outbox_are_not_read(tmp_path: Path)
     (path.parent / "run-6.json").write_text("[" * 100_000)
     found = {one.path.name: one.problem for one in files_in(path.parent)}
     assert found.pop(path.name) == ""
-    assert found == {f"run-{n}.json": "is not a run of an outbox" for n in range(2, 7)}
+    assert found == {f"run-{n}.json": "not a run" for n in range(2, 7)}
 
 
 def test_the_outbox_is_in_the_users_state_folder_and_the_users_alone(
@@ -222,7 +222,7 @@ def test_a_run_that_a_project_refuses_stays_and_is_not_tried_again(team: Place, 
     with RemoteHistory(team.url) as remote:
         path = remote.outbox.keep("key", b'{"card": 1}')
     pushed = stepgrade("history", "push", "--to", team.url)
-    assert (pushed.code, "not taken by" in pushed.err) == (2, True), pushed.err
+    assert (pushed.code, "rejected by" in pushed.err) == (2, True), pushed.err
     assert path.with_name("refused-" + path.name).exists()
     assert stepgrade("history", "push", "--to", team.url).code == 0
     assert "refused by the server" in stepgrade("history", "outbox").out

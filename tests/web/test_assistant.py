@@ -182,7 +182,7 @@ def test_over_a_pipe(tmp_path: Path) -> None:
     assert json.loads(good[1])["grade"] == "ungraded"
     assert outside[0]
     assert none[0]
-    assert "there is no history here" in none[1]
+    assert "no history found" in none[1]
 
 
 def test_in_the_server_a_token_asks_about_its_projects(site: Site) -> None:

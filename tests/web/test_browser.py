@@ -117,7 +117,7 @@ def test_the_keyboard_is_enough(browser: Any, scene: tuple[Live, dict[str, str]]
     for _ in range(40):
         page.keyboard.press("Tab")
         seen.add(page.evaluate("document.activeElement.innerText || document.activeElement.name"))
-    assert {"Which is fastest?", "Show", "Compare the two", "CSV"} <= seen
+    assert {"Runs", "Show", "Compare both", "CSV"} <= seen
     page.context.close()
 
 
@@ -154,7 +154,7 @@ def test_a_team_from_its_first_visit_to_a_waiver_that_ends(  # noqa: PLR0915  on
         page.goto(server.url + "/login")
         page.get_by_label("Token").fill(made.stdout.strip())
         page.get_by_role("button", name="Sign in").click()
-        assert page.locator("h1").inner_text() == "How are we?"
+        assert page.locator("h1").inner_text() == "Projects"
         assert "No run yet" in page.locator("main").inner_text()
         page.get_by_label("Name").fill("llm")
         page.get_by_role("button", name="Make it").click()
@@ -189,7 +189,7 @@ def test_a_team_from_its_first_visit_to_a_waiver_that_ends(  # noqa: PLR0915  on
         assert "Before and now" in page.locator("main").inner_text()
         page.get_by_role("link", name="Alerts").click()
         page.get_by_role("button", name="Acknowledge").click()
-        assert "a reason is needed" in page.locator("h1").inner_text()
+        assert "a reason is required" in page.locator("h1").inner_text()
         page.go_back()
         page.get_by_label("Reason").fill("new kernel, <b>known</b>")
         page.get_by_role("button", name="Acknowledge").click()
@@ -203,7 +203,7 @@ def test_a_team_from_its_first_visit_to_a_waiver_that_ends(  # noqa: PLR0915  on
         while "Open (1)" not in page.locator("main").inner_text() and time.monotonic() < end:
             time.sleep(0.3)
             page.reload()
-        assert "its waiver ended on 2020-01-01" in page.locator("article").inner_text()
+        assert "the waiver expired on 2020-01-01" in page.locator("article").inner_text()
         page.get_by_role("button", name="Sign out").click()
         page.goto(server.url + "/")
         assert page.url.endswith("/login")

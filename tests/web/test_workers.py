@@ -324,7 +324,7 @@ def test_a_failing_channel_waits_as_a_whole(place: str, receiver: Receiver) -> N
             assert len(receiver.got) == number + 1  # one message, not both
             assert all(RETRIES_S[number] - 60 < wait <= RETRIES_S[number] for wait in waits())
         state = alerts.channel_states()[1]
-        assert (state.problem, state.sent_at) == ("the answer was 500", None)
+        assert (state.problem, state.sent_at) == ("status 500", None)
         assert state.retry_at is not None
         history.database.execute("update stepgrade_message set next_at = '2020' where channel_id = 1")
         send_due(place)

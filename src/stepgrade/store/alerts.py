@@ -1,4 +1,4 @@
-"""Alerts: one for each change of level for the worse, its state, and the messages that tell of it."""
+"""Alerts: one per regression in level, its state, and the messages about it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ STATES: tuple[State, ...] = ("open", "acknowledged", "waived", "resolved")
 WATCHED = tuple(name for name in ("step_time_ms", *RATES, "peak_memory_bytes") if name in KEPT_METRICS)
 _LOOK_BACK = 200
 _MOST_REASON = 500
-_CLAIMED_S = 60  # longer than any exchange takes
-# A message that fails is tried again after these seconds, then no more. Its channel's others wait as long.
+_CLAIMED_S = 60  # longer than any delivery takes
+# Delays between tries of a failed message. The channel's other messages wait as long.
 RETRIES_S = (10, 60, 600, 3_600, 21_600)
-MOST_CHANNELS = 50  # of a project
+MOST_CHANNELS = 50  # per project
 CHANNELS = ("webhook", "slack", "teams", "discord", "email", "github", "gitlab")
 
 
 class Alert(Struct, frozen=True, kw_only=True):
-    """A change for the worse: between which runs and commits, and what people said of it."""
+    """A regression: between which runs and commits, and its state."""
 
     id: int
     project: str
@@ -60,13 +60,13 @@ class Alert(Struct, frozen=True, kw_only=True):
 
 
 class QuietHours(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hours (UTC) in which nothing is sent; `begin` equal to `end` is none."""
+    """The hours (UTC) in which nothing is sent; none if `begin` equals `end`."""
 
     begin: int = 0
     end: int = 0
 
     def next_moment(self, at: dt.datetime) -> dt.datetime:
-        """Return `at`, or the end of the quiet hours that it lies in."""
+        """Return `at`, or the end of the quiet hours if `at` is within them."""
         length, since = (self.end - self.begin) % 24, (at.hour - self.begin) % 24
         if since >= length:
             return at
@@ -74,7 +74,7 @@ class QuietHours(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Channel(Struct, frozen=True, kw_only=True):
-    """Whom to tell of a project's alerts; `target` and `secret` are shown to nobody."""
+    """A channel for a project's alerts; `target` and `secret` are never shown."""
 
     id: int
     project: str
@@ -86,15 +86,15 @@ class Channel(Struct, frozen=True, kw_only=True):
 
 
 class ChannelState(Struct, frozen=True, kw_only=True):
-    """How a channel's messages fare: when one last got there, and why the next one did not."""
+    """When a channel last delivered a message, and why it failed since."""
 
     sent_at: str | None = None
     problem: str | None = None
-    retry_at: str | None = None  # None when it is not tried again
+    retry_at: str | None = None  # None if there are no more retries
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """One message about one alert on one channel."""
+    """A message about an alert on a channel."""
 
     id: int
     channel_id: int
@@ -113,10 +113,10 @@ class Alerts:
         self._history, self._database = history, history.database
 
     def look(self, branch: str | None, digest: str) -> list[Alert]:
-        """Look for changes of level in one series of runs, and return the alerts that are new.
+        """Check a series of runs for changes of level and return new alerts.
 
-        A change that has its alert keeps it, wherever more runs move its place by a little, and is resolved
-        when the level is back.
+        A change keeps its alert when further runs shift its index a little; the alert is resolved when the
+        level is back.
         """
         opened, has_steps = [], False
         for metric in WATCHED:
@@ -125,22 +125,22 @@ class Alerts:
             if metric == "step_time_ms":
                 has_steps = bool(series)
             elif metric in RATES and has_steps:
-                continue  # of the same work both say the same thing
+                continue  # both measure the same work
             found = change_points([value for _, value in series], least_change=LEAST_CHANGE)
             if not found:
                 continue
             numbers = [number for number, _ in series]
             known = self._of_series(metric, branch, digest)
-            for place, change in enumerate(found):
+            for index, change in enumerate(found):
                 near = set(numbers[max(0, change.index - LEAST_SEGMENT) : change.index + LEAST_SEGMENT + 1])
                 if is_better(metric, change.change):
                     self._resolve(known, numbers[change.index], change.after, metric)
                 elif not any(alert.first_run in near for alert in known):
-                    ends = found[place + 1 :]
+                    ends = found[index + 1 :]
                     if any(
                         is_better(metric, later.change) and later.after <= change.before for later in ends
                     ):
-                        continue  # over before anybody was told
+                        continue  # over before it was reported
                     number = self._open(
                         metric, branch, digest, numbers, change.index, (change.before, change.after)
                     )
@@ -175,17 +175,17 @@ class Alerts:
         )
 
     def _resolve(self, known: Sequence[Alert], first_run: int, level: float, metric: str) -> None:
-        """Close alerts from before `first_run` whose level is back at what it was, or better."""
+        """Resolve earlier alerts whose level is back to what it was, or better."""
         for alert in known:
             half = (alert.level_before + alert.level_after) / 2
             is_back = level < half if METRICS[metric].worse == "up" else level > half
             if alert.state != "resolved" and alert.first_run < first_run and is_back:
                 self.change(
-                    alert.id, "resolved", reason=f"the level is back since run {first_run}", who="stepgrade"
+                    alert.id, "resolved", reason=f"the level recovered with run {first_run}", who="stepgrade"
                 )
 
     def alert(self, number: int) -> Alert | None:
-        """Return one alert of the project."""
+        """Return an alert of the project; None if it does not exist."""
         rows = self._database.execute(
             f"select {', '.join(_COLUMNS)} from stepgrade_alert where project = ? and id = ?",
             (self._history.project, number),
@@ -203,16 +203,16 @@ class Alerts:
         return [_alert(row) for row in rows]
 
     def change(self, number: int, state: str, *, reason: str, who: str, until: dt.date | None = None) -> None:
-        """Give an alert another state; acknowledging and waiving need a reason, waiving also a day."""
+        """Set the state of an alert; acknowledging and waiving need a reason, waiving also a last day."""
         if state not in STATES:
-            raise BadOption(f"there is no state called {state[:40]!r}", hint=f"one of {', '.join(STATES)}")
+            raise BadOption(f"unknown state {state[:40]!r}", hint=f"one of {', '.join(STATES)}")
         if state in ("acknowledged", "waived") and not reason.strip():
-            raise BadOption("a reason is needed", field="reason")
+            raise BadOption("a reason is required", field="reason")
         if len(reason) > _MOST_REASON:
-            raise BadOption(f"a reason has up to {_MOST_REASON} characters", field="reason")
+            raise BadOption(f"must have at most {_MOST_REASON} characters", field="reason")
         today = dt.datetime.now(dt.UTC).date()
         if state == "waived" and (until is None or not today <= until <= today + dt.timedelta(days=366)):
-            raise BadOption("a waiver ends on a day from today to a year ahead", field="until")
+            raise BadOption("must be a day from today to a year from now", field="until")
         self._database.execute(
             "update stepgrade_alert set state = ?, reason = ?, changed_by = ?, changed_at = ?, "
             "waived_until = ? where project = ? and id = ?",
@@ -228,7 +228,7 @@ class Alerts:
         )
 
     def reopen_expired(self, today: dt.date) -> list[Alert]:
-        """Open the alerts again whose waiver has ended, and return them."""
+        """Reopen alerts whose waiver has expired, and return them."""
         rows = self._database.execute(
             f"select {', '.join(_COLUMNS)} from stepgrade_alert "
             "where project = ? and state = 'waived' and waived_until < ?",
@@ -236,13 +236,13 @@ class Alerts:
         )
         found = []
         for alert in map(_alert, rows):
-            reason = f"its waiver ended on {alert.waived_until}: {alert.reason}"[:_MOST_REASON]
+            reason = f"the waiver expired on {alert.waived_until}: {alert.reason}"[:_MOST_REASON]
             self.change(alert.id, "open", reason=reason, who="stepgrade")
             found.append(alert)
         return found
 
     def projects_with_expired(self, today: dt.date) -> list[str]:
-        """Return the projects, of all, with a waiver that has ended."""
+        """Return the projects with an expired waiver."""
         rows = self._database.execute(
             "select distinct project from stepgrade_alert where state = 'waived' and waived_until < ?",
             (today.isoformat(),),
@@ -250,12 +250,12 @@ class Alerts:
         return [str(row[0]) for row in rows]
 
     def count_open(self) -> int:
-        """Return how many are open."""
+        """Return the number of open alerts."""
         sql = "select count(*) from stepgrade_alert where project = ? and state = 'open'"
         return int(self._database.execute(sql, (self._history.project,))[0][0])
 
     def channels(self) -> list[Channel]:
-        """Return whom to tell."""
+        """Return the project's channels."""
         rows = self._database.execute(
             "select id, project, kind, target, secret, settings, created_at from stepgrade_channel "
             "where project = ? order by id",
@@ -265,7 +265,7 @@ class Alerts:
         return [Channel(**dict(zip(names, row, strict=True)) | {"quiet": _quiet(row[5])}) for row in rows]
 
     def channel_states(self) -> dict[int, ChannelState]:
-        """Return how the messages of each channel fare."""
+        """Return the delivery state of each channel by id."""
         rows = self._database.execute(
             "select m.channel_id, m.sent_at, m.problem, m.next_at, m.tries from stepgrade_message m "
             "join stepgrade_channel c on c.id = m.channel_id where c.project = ? "
@@ -284,13 +284,13 @@ class Alerts:
         return found
 
     def add_channel(self, kind: str, target: str, secret: str, quiet: QuietHours) -> int:
-        """Add whom to tell."""
+        """Add a channel and return its id."""
         if kind not in CHANNELS:
-            raise BadOption(f"there is no channel called {kind[:40]!r}", hint=f"one of {', '.join(CHANNELS)}")
+            raise BadOption(f"unknown kind of channel {kind[:40]!r}", hint=f"one of {', '.join(CHANNELS)}")
         if not (0 <= quiet.begin < 24 and 0 <= quiet.end < 24):
-            raise BadOption("quiet hours are from 0 to 23", field="quiet")
+            raise BadOption("quiet hours must be from 0 to 23", field="quiet")
         if len(self.channels()) >= MOST_CHANNELS:
-            raise BadOption(f"a project has at most {MOST_CHANNELS} channels", hint="remove one first")
+            raise BadOption(f"a project can have at most {MOST_CHANNELS} channels", hint="remove one first")
         return self._database.insert(
             "insert into stepgrade_channel (project, kind, target, secret, settings, created_at) "
             "values (?, ?, ?, ?, ?, ?)",
@@ -298,13 +298,13 @@ class Alerts:
         )
 
     def remove_channel(self, number: int) -> None:
-        """Tell somebody no more."""
+        """Remove a channel."""
         self._database.execute(
             "delete from stepgrade_channel where project = ? and id = ?", (self._history.project, number)
         )
 
     def announce(self, alert: Alert, event: str) -> None:
-        """Put one message for each channel into the queue: a second one about the same is not sent."""
+        """Queue a message on each channel, once per alert and event."""
         at = dt.datetime.now(dt.UTC)
         for channel in self.channels():
             due = channel.quiet.next_moment(at).isoformat(timespec="seconds")
@@ -315,7 +315,7 @@ class Alerts:
             )
 
     def projects_with_due(self) -> list[str]:
-        """Return the projects, of all, that have messages to send, the one that waits longest first."""
+        """Return the projects with messages due, the longest waiting first."""
         rows = self._database.execute(
             "select c.project from stepgrade_message m join stepgrade_channel c on c.id = m.channel_id "
             "where m.sent_at is null and m.next_at <= ? and m.tries <= ? "
@@ -325,9 +325,9 @@ class Alerts:
         return [str(row[0]) for row in rows]
 
     def claim_due(self, limit: int, busy: Sequence[int] = ()) -> list[tuple[Message, Channel, Alert]]:
-        """Return messages of the project that are due, each to one caller alone for a minute.
+        """Return due messages of the project, at most one per channel, none for `busy` channels.
 
-        There is one at most of each channel, and none of those that are `busy`.
+        A claimed message is not returned to another caller for a minute.
         """
         marks = ", ".join("?" * len(busy))
         with self._database.transaction(exclusive=True):
@@ -355,12 +355,12 @@ class Alerts:
         return claimed
 
     def settle(self, message: Message, problem: str | None) -> None:
-        """Write down that a message was sent, or when its channel is tried again."""
+        """Record that a message was sent, or schedule the next try."""
         if problem is None:
             sql = "update stepgrade_message set sent_at = ?, problem = null where id = ?"
             self._database.execute(sql, (now(), message.id))
             return
-        # A channel that has failed for long is not tried at once for what is new.
+        # New messages of a channel that keeps failing wait for its next try.
         ((times,),) = self._database.execute(
             "select max(tries) from stepgrade_message where channel_id = ? and sent_at is null and id > "
             "(select coalesce(max(id), 0) from stepgrade_message "
@@ -381,7 +381,7 @@ class Alerts:
 
 
 def _quiet(text: str) -> QuietHours:
-    """Return the quiet hours of a channel; none where a foreign hand wrote something else."""
+    """Return the quiet hours of a channel; none if the row is invalid."""
     try:
         found = from_json(text, QuietHours)
     except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):

@@ -10,29 +10,29 @@ Row = tuple[Any, ...]
 
 
 class Database(Protocol):
-    """A connection to a store; what goes wrong is raised as BadHistory."""
+    """A connection to a store; errors are raised as BadHistory."""
 
     name: str
-    words: ClassVar[dict[str, str]]  # how this database spells the types of a migration
+    words: ClassVar[dict[str, str]]  # column types of the migrations in this database's dialect
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Run one statement with `?` for values, and return its rows."""
+        """Run a statement with `?` placeholders and return its rows."""
         ...
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Run an insert into a table with an id, and return it; 0 when a conflict left nothing to do."""
+        """Insert a row and return its id; 0 after a conflict that was ignored."""
         ...
 
     def transaction(self, *, exclusive: bool = False) -> AbstractContextManager[None]:
-        """Do all or nothing; what is done when this ends survives the process and the machine."""
+        """Run a transaction; once it ends, its changes are durable."""
         ...
 
     def version(self) -> int:
-        """Return the number of the last migration that ran; 0 for an empty store."""
+        """Return the number of the last migration; 0 for an empty store."""
         ...
 
     def set_version(self, number: int) -> None:
-        """Write the number of the last migration that ran."""
+        """Store the number of the last migration."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which commit and branch a run belongs to, as far as the checkout and the CI's variables tell."""
+"""The commit and branch of a run, from CI's variables or the checkout."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _git(*arguments: str) -> str | None:
     if git is None or not os.path.isabs(git):  # Windows looks into the current folder first
         return None
     try:
-        ran = subprocess.run(  # noqa: S603  fixed words
+        ran = subprocess.run(  # noqa: S603  fixed arguments
             [git, "-P", *_NOTHING_RUNS, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
-            errors="backslashreplace",  # a branch may be called by bytes that are no text
+            errors="backslashreplace",  # a branch name may not be valid UTF-8
             check=False,
             timeout=_GIT_S,
         )

@@ -1,7 +1,7 @@
-"""Migrations of the history's tables: a store moves forward one step at a time, or not at all.
+"""Migrations of the history's tables, applied in order.
 
-A step that was released is never changed; a new shape is a new step at the end. `{id}`, `{real}` and `{blob}`
-are the words that SQLite and PostgreSQL spell differently.
+A released migration is never changed; a change of the schema is a new one at the end. `{id}`, `{real}` and
+`{blob}` are types that SQLite and PostgreSQL spell differently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             launches_per_step {real},
             peak_memory_bytes {real}
         )""",
-        # Trends of these two metrics, which the gate asks for, are read from the index alone.
+        # The gate reads trends of these two metrics from the index alone.
         """create index stepgrade_run_by_place
             on stepgrade_run (digest, branch, id, step_time_ms, throughput_tok_s)""",
         """create table stepgrade_card (
@@ -39,7 +39,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
     ),
     ("alter table stepgrade_run add column samples_s {real}",),
-    # A team's runs: of several projects, sent once however often CI tries, with what their findings cost.
+    # A team's runs: several projects, idempotent uploads, cost of findings.
     (
         """create table stepgrade_project (
             name text primary key, created_at text not null, settings text not null
@@ -56,7 +56,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             on stepgrade_run (project, digest, branch, id, step_time_ms, throughput_tok_s)""",
         "create index stepgrade_run_by_branch on stepgrade_run (project, branch, id)",
         "create unique index stepgrade_run_by_key on stepgrade_run (project, upload_key)",
-        # One for each column that the table of runs can be sorted by.
+        # One per sort key of the table of runs.
         "create index stepgrade_run_by_number on stepgrade_run (project, id)",
         "create index stepgrade_run_by_step on stepgrade_run (project, step_time_ms, id)",
         "create index stepgrade_run_by_rate on stepgrade_run (project, throughput_tok_s, id)",
@@ -71,7 +71,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "create index stepgrade_finding_by_run on stepgrade_finding (run_id)",
     ),
-    # Who may come in, and what was done.
+    # Tokens, sessions and the audit log.
     (
         """create table stepgrade_token (
             id {id},
@@ -101,7 +101,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             subject text not null
         )""",
     ),
-    # Changes of level that somebody should know of, and whom to tell.
+    # Alerts and their channels.
     (
         """create table stepgrade_alert (
             id {id},
@@ -145,7 +145,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "create unique index stepgrade_message_once on stepgrade_message (channel_id, alert_id, event)",
         "create index stepgrade_message_due on stepgrade_message (sent_at, next_at)",
     ),
-    # A grade that few of a hundred thousand runs have is found at once.
+    # Find a rare grade among 100,000 runs quickly.
     ("create index stepgrade_run_by_grade on stepgrade_run (project, grade, branch, id)",),
 )
 
@@ -155,7 +155,7 @@ def migrate(database: Database) -> None:
     if _checked(database) == len(MIGRATIONS):
         return
     with database.transaction(exclusive=True):
-        # Another process may have been here first: only inside the transaction the number stays.
+        # Another process may have migrated meanwhile: the number is only stable inside the transaction.
         for number, statements in enumerate(MIGRATIONS[_checked(database) :], start=database.version() + 1):
             for statement in statements:
                 database.execute(statement.format(**database.words))
@@ -166,7 +166,7 @@ def _checked(database: Database) -> int:
     version = database.version()
     if version > len(MIGRATIONS):
         raise BadHistory(
-            f"was written by a newer stepgrade (version {version} of the history, this one knows "
+            f"was written by a newer stepgrade (schema version {version}, this one supports "
             f"{len(MIGRATIONS)})",
             where=database.name,
             hint="pip install --upgrade stepgrade",

@@ -1,4 +1,4 @@
-"""A history on a PostgreSQL server, which a team shares."""
+"""A history in a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stepgrade.store.database import Row
 if TYPE_CHECKING:
     import psycopg
 
-# Any number will do, as long as all stepgrades use the same: it keeps two from migrating at once.
+# Key of the advisory lock that keeps two processes from migrating at once.
 _MIGRATION_LOCK = 0x73677264
 _CONNECT_S = 10
-# A server that is gone without a word is noticed within a minute, not when the system gives up after hours.
+# Detect a dead server within a minute, instead of after hours.
 _KEEP_ALIVE = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -55,46 +55,46 @@ class PostgresDatabase:
             return cursor.fetchall() if cursor.description else []
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id; 0 when a conflict left nothing to do."""
+        """Insert a row and return its id; 0 after a conflict that was ignored."""
         rows = self.execute(f"{sql} returning id", values)
         return int(rows[0][0]) if rows else 0
 
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:
-        """Do all or nothing."""
+        """Run a transaction."""
         with self._errors(), self._connection.transaction():
             if exclusive:
                 self._connection.execute("select pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
             yield
 
     def version(self) -> int:
-        """Return the number in the version table; 0 where there is none."""
-        # Asked as a query: to_regclass answers from a cache that may not know what others just made.
+        """Return the number in the version table; 0 if there is no such table."""
+        # Not to_regclass: its cache may miss a table that another connection just created.
         there = "select 1 from pg_tables where tablename = ? and schemaname = any (current_schemas(false))"
         if not self.execute(there, ("stepgrade_version",)):
             return 0
         return int(self.execute("select coalesce(max(number), 0) from stepgrade_version")[0][0])
 
     def set_version(self, number: int) -> None:
-        """Write the number."""
+        """Store the number of the last migration."""
         self.execute(_VERSION_TABLE)
         self.execute("delete from stepgrade_version")
         self.execute("insert into stepgrade_version (number) values (?)", (number,))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except _driver().DataError as error:  # a number beyond all, a NUL in a text
+        except _driver().DataError as error:  # a number out of range, a NUL in a text
             raise BadValue("a value is out of range or not text", where=self.name) from error
         except (_driver().Error, OSError) as error:
             is_damage = str(getattr(error, "sqlstate", "")).startswith("XX")  # an internal error
             kind = DamagedHistory if is_damage else BadHistory
-            raise kind(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
+            raise kind(f"PostgreSQL error: {str(error).strip()}", where=self.name) from error
 
 
 @cache
@@ -105,6 +105,6 @@ def _driver() -> Any:
         raise BadHistory(
             "a PostgreSQL history needs psycopg", hint="pip install 'stepgrade[postgres]'"
         ) from error
-    # Where a connection ends within a transaction, it would print that the rollback failed too.
+    # If a connection is lost in a transaction, it would also log that the rollback failed.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     return psycopg

@@ -1,7 +1,7 @@
 """A history in one SQLite file.
 
-The journal is SQLite's own default, not WAL: the file alone is the whole history, so a CI cache can copy it
-and a read-only directory can be read. `synchronous = extra` makes a commit outlast a power failure.
+The journal mode is SQLite's default, not WAL: the file alone is the whole history, so a CI cache can copy it
+and it can be read from a read-only directory. `synchronous = extra` makes commits survive a power failure.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from stepgrade.files import MODES, write_by
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
 
-# Writers wait for one another this long; an insert takes milliseconds.
+# How long writers wait for each other; an insert takes milliseconds.
 WAIT_S = 60.0
 # A trend over a hundred thousand runs takes half a second.
 _QUERY_S = 60.0
-_FORMAT_AT, _WITHOUT_WAL = 18, b"\1\1"  # two bytes of a file's header
+_FORMAT_AT, _WITHOUT_WAL = 18, b"\1\1"  # two bytes of the file header
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE
 _STEPS_BETWEEN_LOOKS = 100_000
 _LARGEST_VALUE = 64 << 20
-# Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
+# Marks the file as stepgrade's ("sgrd"), so that other programs' databases are left alone.
 APPLICATION_ID = 0x73677264
-_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal, after the name of another one
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names a super-journal
 _SCHEMA = "select type, name, tbl_name, sql from sqlite_master where name not like 'sqlite!_%' escape '!'"
-_READ_ONLY_HINT = "name another place for the history, or make the directory writable"
+_READ_ONLY_HINT = "use another location for the history, or make the directory writable"
 
 
 class SqliteDatabase:
-    """One connection to one file."""
+    """A connection to a SQLite file."""
 
     words: ClassVar[dict[str, str]] = {
         "id": "integer primary key autoincrement",
@@ -46,12 +46,12 @@ class SqliteDatabase:
     def __init__(
         self, path: str, *, create: bool, new_mode: int = MODES["owner"], is_pooled: bool = False
     ) -> None:
-        """Open the file; a pooled connection goes from thread to thread, one at a time."""
+        """Open the file; a pooled connection may be used by different threads in turn."""
         self.name = path
         if create:
             _make_file(path, new_mode)
         elif not os.path.isfile(path):
-            raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
+            raise NoHistory("no history found", where=path, hint="stepgrade history add creates one")
         _check_journal(path)
         try:
             self._connection = sqlite3.connect(
@@ -59,16 +59,16 @@ class SqliteDatabase:
             )
         except sqlite3.Error as error:
             raise BadHistory(f"cannot be opened: {error}", where=path, hint=_READ_ONLY_HINT) from error
-        # The file may come from a stranger's checkout: its own expressions are not trusted, no value is
-        # larger than any we write, and no query may go on for ever.
+        # The file may come from an untrusted checkout: do not trust its schema, limit the size of values,
+        # and limit the time of queries.
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
-        if hasattr(self._connection, "setconfig"):  # from Python 3.12 on
+        if hasattr(self._connection, "setconfig"):  # Python 3.12+
             self._connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
         self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS)
         try:
             self._check_ours()
-            if is_pooled:  # not before it is known to be ours: this changes the file
-                # Readers and the writer do not wait for each other; a commit still reaches the disk.
+            if is_pooled:  # only after the check: this changes the file
+                # Readers and the writer do not block each other; commits are still durable.
                 with self._errors():
                     set_journal(self._connection, "wal", WAIT_S)
         except BadHistory:
@@ -76,38 +76,38 @@ class SqliteDatabase:
             raise
 
     def _check_ours(self) -> None:
-        """Raise BadHistory for a file of another program, or one that another program has changed."""
+        """Raise BadHistory if another program created or changed the file."""
         with self._errors():
             self._connection.execute("pragma trusted_schema = off")
             self._connection.execute("pragma cell_size_check = on")
             self._connection.execute("pragma synchronous = extra")
             self._connection.execute("pragma foreign_keys = on")
-            # Both are read at once, since another process may be making the store at this moment.
+            # Read in one transaction, since another process may be creating the store right now.
             self._connection.execute("begin")
             schema = set(self._connection.execute(_SCHEMA))
             owner = int(self._connection.execute("pragma application_id").fetchone()[0])
             version = int(self._connection.execute("pragma user_version").fetchone()[0])
             self._connection.execute("commit")
         if owner != APPLICATION_ID and (owner or schema):
-            raise BadHistory("is a database of another program", where=self.name)
+            raise BadHistory("belongs to another program", where=self.name)
         if version <= len(MIGRATIONS) and schema != _schema_of(version):
-            problem = "was changed by another program: its tables are not as we make them"
+            problem = "was changed by another program: its schema is not stepgrade's"
             raise BadHistory(problem, where=self.name)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Run one statement and return its rows."""
+        """Run a statement and return its rows."""
         with self._errors():
             return self._connection.execute(sql, tuple(values)).fetchall()
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id; 0 when a conflict left nothing to do."""
+        """Insert a row and return its id; 0 after a conflict that was ignored."""
         with self._errors():
             cursor = self._connection.execute(sql, tuple(values))
             return int(cursor.lastrowid or 0) if cursor.rowcount else 0
 
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:  # noqa: ARG002  immediate is both
-        """Do all or nothing; the lock is taken at the start, so that waiting happens there."""
+        """Run a transaction; it takes the lock, and waits for it, at the start."""
         with self._errors():
             self._connection.execute("begin immediate")
         try:
@@ -124,7 +124,7 @@ class SqliteDatabase:
         return int(self.execute("pragma user_version")[0][0])
 
     def set_version(self, number: int) -> None:
-        """Set the file's user version, and whose file it is."""
+        """Set the file's user version and application id."""
         self.execute(f"pragma application_id = {APPLICATION_ID}")
         self.execute(f"pragma user_version = {int(number)}")
 
@@ -138,14 +138,14 @@ class SqliteDatabase:
         try:
             yield
         except (OverflowError, UnicodeError) as error:
-            raise BadValue(f"cannot take this value: {error}", where=self.name) from error
-        except MemoryError as error:  # SQLite says so of sizes that make no sense too
+            raise BadValue(f"invalid value: {error}", where=self.name) from error
+        except MemoryError as error:  # SQLite also reports invalid sizes this way
             problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
             raise DamagedHistory(problem, where=self.name, hint=hint) from error
         except sqlite3.Error as error:
-            # The low byte of a code is what it has in common with its kind; Python's own errors have none.
+            # The low byte is the primary result code; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
+            problem, hint = _PROBLEMS.get(code, (f"SQLite error: {error}", None))
             kind = DamagedHistory if code in _DAMAGE else BadHistory
             raise kind(problem, where=self.name, hint=hint) from error
 
@@ -165,23 +165,23 @@ def set_journal(connection: sqlite3.Connection, mode: str, wait_s: float) -> Non
 
 
 def leave_wal(path: str) -> None:
-    """Put what a server wrote into the file itself, if nobody else has it open."""
+    """Merge the WAL into the file, unless another process has it open."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=1.0)) as connection:
         set_journal(connection, "delete", 0.0)
 
 
 def copy_sqlite(source: str, target: str) -> None:
-    """Write a whole copy of a history that may be in use; raise BadHistory when either file cannot be."""
-    SqliteDatabase(source, create=False).close()  # a history of ours, or it is refused here
+    """Copy a history that may be in use; raise BadHistory if either file is unusable."""
+    SqliteDatabase(source, create=False).close()  # raises unless it is a valid history
 
     def copy(draft: BinaryIO) -> None:
         with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(draft.name)) as after:
-            after.execute("pragma journal_mode = off")  # a copy that fails is thrown away
+            after.execute("pragma journal_mode = off")  # a failed copy is discarded
             before.backup(after)
         draft.seek(_FORMAT_AT)
-        draft.write(_WITHOUT_WAL)  # the store of a running server has one
+        draft.write(_WITHOUT_WAL)  # a running server's store is in WAL mode
 
-    taken = BadHistory("already exists", where=target, hint="name a file that does not exist yet")
+    taken = BadHistory("already exists", where=target, hint="choose a new file name")
     if os.path.lexists(target):
         raise taken
     try:
@@ -197,9 +197,9 @@ def copy_sqlite(source: str, target: str) -> None:
 
 
 def _check_journal(path: str) -> None:
-    """Raise BadHistory when the journal beside the file names another one, which SQLite would delete.
+    """Raise BadHistory if the file's journal names a super-journal, which SQLite would delete.
 
-    Only transactions over several files write such names, and ours are never of more than one.
+    Only transactions over several files have one, and stepgrade's never do.
     """
     journal = os.path.realpath(path) + "-journal"
     end = b""
@@ -207,29 +207,28 @@ def _check_journal(path: str) -> None:
         stream.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
         end = stream.read()
     if end == _JOURNAL_MAGIC:
-        problem = "has a journal beside it that names another file: no stepgrade wrote it"
-        raise BadHistory(problem, where=path, hint=f"remove {journal} if you do not know it")
+        problem = "its journal names another file: stepgrade did not write it"
+        raise BadHistory(problem, where=path, hint=f"remove {journal} unless you know where it comes from")
 
 
 def _make_file(path: str, mode: int) -> bool:
-    """Make the file, with that mode as far as the umask allows, and its folder; return False if it exists.
+    """Create the file with that mode, as far as the umask allows, and its folder; False if it exists.
 
-    SQLite gives its own files beside it the same. A link that leads nowhere is not followed: what it names
-    was not asked for.
+    SQLite gives its journals the same mode. A dangling link is not followed.
     """
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        problem = f"cannot be made: {error.strerror or error}"
+        problem = f"cannot be created: {error.strerror or error}"
         raise BadHistory(problem, where=folder, hint=_READ_ONLY_HINT) from error
     except ValueError as error:
-        raise BadHistory(f"is no name of a file: {error}", where=path) from error
+        raise BadHistory(f"not a valid file name: {error}", where=path) from error
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
     except FileExistsError as error:
         if not os.path.exists(path):
-            raise BadHistory("is a link to a file that is not there", where=path) from error
+            raise BadHistory("is a dangling link", where=path) from error
         return False
     except OSError as error:
         problem = f"cannot be opened: {error.strerror or error}"
@@ -239,7 +238,7 @@ def _make_file(path: str, mode: int) -> bool:
 
 @cache
 def _schema_of(version: int) -> set[Row]:
-    """Return the tables and indexes of a store after so many migrations."""
+    """Return the schema after the first `version` migrations."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for statements in MIGRATIONS[:version]:
             for statement in statements:
@@ -247,20 +246,20 @@ def _schema_of(version: int) -> set[Row]:
         return set(connection.execute(_SCHEMA))
 
 
-_KEPT = "runs that were saved before are still there"
+_KEPT = "earlier runs are unaffected"
 _LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
 _RESTORE = "restore a copy, or save what can be read with `sqlite3 FILE .recover`"
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG)
 _PROBLEMS = {
-    sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
-    sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file make no sense", _RESTORE),
-    sqlite3.SQLITE_NOMEM: ("is damaged, or asks for more memory than there is", _RESTORE),
+    sqlite3.SQLITE_NOTADB: ("is not a SQLite file", "use another file"),
+    sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file are invalid", _RESTORE),
+    sqlite3.SQLITE_NOMEM: ("is damaged, or there is not enough memory", _RESTORE),
     sqlite3.SQLITE_FULL: ("the disk is full: the run was not saved", _KEPT),
     sqlite3.SQLITE_IOERR: ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
     sqlite3.SQLITE_READONLY: ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened: no access, or the directory is read-only", _READ_ONLY_HINT),
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_INTERRUPT: (f"a query took more than {_QUERY_S:.0f} s", "name another file"),
-    sqlite3.SQLITE_TOOBIG: (f"holds or would hold a value of more than {_LARGEST_VALUE >> 20} MiB", None),
+    sqlite3.SQLITE_INTERRUPT: (f"a query took more than {_QUERY_S:.0f} s", "use another file"),
+    sqlite3.SQLITE_TOOBIG: (f"has a value of more than {_LARGEST_VALUE >> 20} MiB", None),
 }

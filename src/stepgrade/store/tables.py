@@ -1,4 +1,4 @@
-"""Questions to all runs of a project: the sorted table, the best configurations, what findings cost."""
+"""Queries over all runs of a project: the sorted table, the best configurations, the cost of findings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from stepgrade.model.run import RunRow
 from stepgrade.store.history import RUN_COLUMNS, History, conditions
 from stepgrade.store.runs import Runs, Selection
 
-# What the table can be sorted by; each has an index.
+# Sort keys of the table; each has an index.
 SORTS = ("added", "step_time_ms", "throughput_tok_s", "efficiency")
-# Findings are added up over so many of the newest runs, best configurations looked for among so many.
+# How many of the newest runs findings and configurations are taken from.
 FINDINGS_RUNS = 1_000
 GROUPED_RUNS = 20_000
 
 
 class RunPage(Struct, frozen=True, kw_only=True):
-    """Some runs of a table, and where the next page begins; None on the last."""
+    """A page of runs, and the cursor of the next page; None on the last."""
 
     runs: tuple[RunRow, ...]
     next: str | None
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """The runs with one fingerprint, and their best figures."""
+    """The runs with one fingerprint, and their best metrics."""
 
     digest: str
     runs: int
@@ -35,11 +35,11 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 
 class FindingCost(Struct, frozen=True, kw_only=True):
-    """What one rule finds over many runs, with what it costs in device-hours."""
+    """What a rule found in many runs, and its cost in device-hours."""
 
     rule: str
     severity: str
-    claim: str  # of the newest run
+    claim: str  # in the newest run
     runs: int
     newest: int
     gain_low: float  # the mean share of a step
@@ -56,9 +56,9 @@ def page_of_runs(
     is_rising: bool = False,
     after: str | None = None,
 ) -> RunPage:
-    """Return one page of runs, at most `which.limit`; `after` is the `next` of the page before.
+    """Return a page of at most `which.limit` runs; `after` is the `next` of the previous page.
 
-    Sorted by a metric, runs without it are left out. Raise BadOption for a sort that there is not.
+    Sorted by a metric, runs without it are left out. Raise BadOption for an unknown sort key.
     """
     if sort not in SORTS:
         raise BadOption(f"runs cannot be sorted by {sort!r}", hint=did_you_mean(sort, SORTS))
@@ -72,14 +72,14 @@ def page_of_runs(
     if after is not None:
         value, _, number = after.rpartition("~")
         try:
-            place = float(value or 0), int(number)
+            cursor = float(value or 0), int(number)
         except ValueError:
-            raise BadOption("is no place in the table", field="after") from None
+            raise BadOption("not a valid cursor", field="after") from None
         if column == "id":
-            where, values = f"{where} and id {sign} ?", [*values, place[1]]
+            where, values = f"{where} and id {sign} ?", [*values, cursor[1]]
         else:
             where = f"{where} and ({column} {sign} ? or ({column} = ? and id {sign} ?))"
-            values += [place[0], *place]
+            values += [cursor[0], *cursor]
     if column != "id":
         where = f"{where} and {column} is not null"
     sql = f"select {', '.join(RUN_COLUMNS)} from stepgrade_run {where} "
@@ -94,7 +94,7 @@ def page_of_runs(
 
 
 def configurations(history: History, which: Selection) -> list[Configuration]:
-    """Return the fingerprints of the newest runs with their best figures, the newest first."""
+    """Return the configurations of the newest runs, newest first."""
     where, values = conditions(structs.replace(which, limit=None), history.project)
     rows = history.database.execute(
         "select digest, count(*), max(id), min(step_time_ms), max(throughput_tok_s) from ("
@@ -106,7 +106,7 @@ def configurations(history: History, which: Selection) -> list[Configuration]:
 
 
 def finding_costs(history: History, which: Selection) -> list[FindingCost]:
-    """Return what each rule found in the newest runs, what costs most first."""
+    """Return the findings of the newest runs by rule, most expensive first."""
     where, values = conditions(structs.replace(which, limit=None), history.project)
     limit = min(which.limit or FINDINGS_RUNS, FINDINGS_RUNS)
     rows = history.database.execute(
@@ -138,20 +138,20 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
 
 
 def newest_series(history: Runs, metric: str, digest: str, branch: str | None, limit: int) -> list[float]:
-    """Return the last values of a metric in the same circumstances, oldest first."""
+    """Return the newest values of a metric for one fingerprint, oldest first."""
     return [
         value for _, value in history.series(metric, Selection(digests=(digest,), branch=branch, limit=limit))
     ]
 
 
 def count_runs(history: History) -> int:
-    """Return how many runs the project has."""
+    """Return the number of runs in the project."""
     sql = "select count(*) from stepgrade_run where project = ?"
     return int(history.database.execute(sql, (history.project,))[0][0])
 
 
 def branches_of(history: History) -> list[str]:
-    """Return the branches of the project by name, found by steps over the index."""
+    """Return up to 100 branches of the project by name, with one index lookup each."""
     found: list[str] = []
     while len(found) < 100:
         sql = "select min(branch) from stepgrade_run where project = ? and branch > ?"
@@ -163,5 +163,5 @@ def branches_of(history: History) -> list[str]:
 
 
 def is_better(metric: str, change: float) -> bool:
-    """Return whether a change of a metric is for the better."""
+    """Return whether a change of a metric is an improvement."""
     return change < 0 if METRICS[metric].worse == "up" else change > 0

@@ -1,4 +1,4 @@
-"""The team's own tables: projects, tokens of which only hashes are kept, sessions, and who did what."""
+"""A team's tables: projects, tokens (stored as hashes), sessions and the audit log."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from stepgrade.errors import BadOption
 from stepgrade.store.database import Database, Row
 
 Role = Literal["reader", "uploader", "admin"]
-ROLES: tuple[Role, ...] = ("reader", "uploader", "admin")  # each may do what those before it may
+ROLES: tuple[Role, ...] = ("reader", "uploader", "admin")  # each includes the ones before it
 PROJECT_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
-TOKEN_PREFIX = "sg_"  # noqa: S105  what secret scanners look for, no secret itself
+TOKEN_PREFIX = "sg_"  # noqa: S105  a marker for secret scanners, not a secret
 SESSION_HOURS = 12
 _SHOWN = 7
 _MOST_TEXT = 200
-# How exactly "last used" is known: a write for every request would cost more than it tells.
+# Resolution of `used_at`: a write per request would be too expensive.
 _USED_EVERY_S = 300
 
 
 class ProjectSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a project decides for itself."""
+    """A project's own settings."""
 
     price_per_device_hour: float | None = None
     currency: str = "USD"
-    keep_runs: int | None = None  # the newest of every branch and fingerprint
+    keep_runs: int | None = None  # the newest per branch and fingerprint
     keep_days: int | None = None
     commit_url: str | None = None  # such as https://github.com/team/model/commit/{commit}
-    branches: tuple[str, ...] = ()  # whose changes make alerts; empty is every branch
+    branches: tuple[str, ...] = ()  # that open alerts; empty means all
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token without its secret; `project` None is every project."""
+    """A token without its secret; `project` None means every project."""
 
     id: int
     name: str
@@ -62,7 +62,7 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """One thing that was done."""
+    """An entry of the audit log."""
 
     id: int
     at: str
@@ -76,23 +76,23 @@ _TOKEN_COLUMNS = ", ".join(Token.__struct_fields__)
 
 
 def now() -> str:
-    """Return this moment as it is kept."""
+    """Return the current time as it is stored."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def moment_after(*, days: float = 0.0, hours: float = 0.0, seconds: float = 0.0) -> str:
-    """Return a moment to come as it is kept."""
+    """Return a time relative to now as it is stored."""
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=days, hours=hours, seconds=seconds)
     return later.isoformat(timespec="seconds")
 
 
 def digest_of_secret(secret: str) -> str:
-    """Return what is kept of a secret: 32 random bytes need no slow hash."""
+    """Return the hash of a secret; 32 random bytes need no slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Team:
-    """Who may do what, on a store's connection."""
+    """Projects, tokens, sessions and the audit log, on a store's connection."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,15 +105,15 @@ class Team:
         return [_project(row) for row in rows]
 
     def project(self, name: str) -> Project | None:
-        """Return a project; None when there is none of that name."""
+        """Return a project; None if it does not exist."""
         sql = "select name, created_at, settings from stepgrade_project where name = ?"
         return next((_project(row) for row in self._database.execute(sql, (name,))), None)
 
     def add_project(self, name: str) -> bool:
-        """Make a project; False when it is there already. Raise BadOption for a name that is none."""
+        """Create a project; return False if it exists. Raise BadOption for an invalid name."""
         if not re.fullmatch(PROJECT_NAME, name):
-            hint = "small letters, digits, dots, dashes and underscores, at most 63"
-            raise BadOption(f"{name[:80]!r} is no name of a project", hint=hint)
+            hint = "use at most 63 lower-case letters, digits, dots, dashes and underscores"
+            raise BadOption(f"{name[:80]!r} is not a valid project name", hint=hint)
         if self.project(name) is not None:
             return False
         self._database.execute(
@@ -124,37 +124,37 @@ class Team:
         return True
 
     def set_project(self, name: str, settings: ProjectSettings) -> None:
-        """Change what a project decided."""
+        """Replace a project's settings."""
         body = msgspec.json.encode(settings).decode()
         self._database.execute("update stepgrade_project set settings = ? where name = ?", (body, name))
 
     def remove_project(self, name: str) -> None:
-        """Remove a project with its runs, alerts, channels and tokens, all or nothing."""
-        of_project = "(select id from stepgrade_run where project = ?)"
+        """Delete a project with its runs, alerts, channels and tokens, all or nothing."""
+        own_runs = "(select id from stepgrade_run where project = ?)"
         with self._database.transaction():
-            for table, column, of in (
+            for table, column, values in (
                 ("channel", "project", "(?)"),
                 ("alert", "project", "(?)"),
                 ("token", "project", "(?)"),
-                ("finding", "run_id", of_project),
-                ("card", "run_id", of_project),
+                ("finding", "run_id", own_runs),
+                ("card", "run_id", own_runs),
                 ("run", "project", "(?)"),
                 ("project", "name", "(?)"),
             ):
-                self._database.execute(f"delete from stepgrade_{table} where {column} in {of}", (name,))
+                self._database.execute(f"delete from stepgrade_{table} where {column} in {values}", (name,))
 
     def add_token(
         self, name: str, role: Role, *, project: str | None, days: int, created_by: str
     ) -> tuple[str, Token]:
-        """Make a token and return its secret, which is shown this once, and what is kept of it."""
+        """Create a token; return its secret, which is not stored, and the token."""
         if role not in ROLES:
-            raise BadOption(f"there is no role called {role!r}", hint=f"one of {', '.join(ROLES)}")
+            raise BadOption(f"unknown role {role!r}", hint=f"one of {', '.join(ROLES)}")
         if not 1 <= days <= 3650:
-            raise BadOption("a token lives from 1 to 3,650 days", field="days")
+            raise BadOption("must be from 1 to 3,650", field="days")
         if not 0 < len(name) <= _MOST_TEXT:
-            raise BadOption(f"a token needs a name of up to {_MOST_TEXT} characters")
+            raise BadOption(f"a token needs a name of at most {_MOST_TEXT} characters")
         if project is not None and self.project(project) is None:
-            raise BadOption(f"there is no project called {project[:80]!r}")
+            raise BadOption(f"unknown project {project[:80]!r}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
         number = self._database.insert(
             "insert into stepgrade_token (name, shown, digest, project, role, created_at, created_by, "
@@ -173,7 +173,7 @@ class Team:
         return secret, next(token for token in self.tokens() if token.id == number)
 
     def tokens(self, project: str | None = None) -> list[Token]:
-        """Return every token, or those of a project, newest first."""
+        """Return all tokens, or those of a project, newest first."""
         where, values = ("where project = ?", (project,)) if project is not None else ("", ())
         rows = self._database.execute(
             f"select {_TOKEN_COLUMNS} from stepgrade_token {where} order by id desc",
@@ -182,7 +182,7 @@ class Team:
         return [_token(row) for row in rows]
 
     def token_of(self, secret: str) -> Token | None:
-        """Return the token with this secret while it is valid, and note that it was used."""
+        """Return the valid token with this secret, if any, and record its use."""
         rows = self._database.execute(
             f"select {_TOKEN_COLUMNS} from stepgrade_token "
             "where digest = ? and revoked_at is null and expires_at > ?",
@@ -196,7 +196,7 @@ class Team:
         return token
 
     def revoke(self, number: int) -> bool:
-        """End a token and the sessions that it opened; False when there is none."""
+        """Revoke a token and close its sessions; return False if it does not exist."""
         if not self._database.execute("select 1 from stepgrade_token where id = ?", (number,)):
             return False
         with self._database.transaction():
@@ -208,7 +208,7 @@ class Team:
         return True
 
     def open_session(self, token: Token) -> str:
-        """Return the secret of a new session of a browser; it ends with its token, or after half a day."""
+        """Open a browser session and return its secret; it expires with its token or after half a day."""
         secret = secrets.token_urlsafe(32)
         ends = min(token.expires_at, moment_after(hours=SESSION_HOURS))
         with self._database.transaction():
@@ -220,7 +220,7 @@ class Team:
         return secret
 
     def session_of(self, secret: str) -> tuple[Token, str] | None:
-        """Return the token of a browser's session and the key of its forms while it lasts."""
+        """Return the token and form key of a valid browser session; None otherwise."""
         columns = ", ".join(f"stepgrade_token.{name}" for name in Token.__struct_fields__)
         rows = self._database.execute(
             f"select {columns}, form_key from stepgrade_session "
@@ -232,11 +232,11 @@ class Team:
         return (_token(rows[0][:-1]), str(rows[0][-1])) if rows else None
 
     def close_session(self, secret: str) -> None:
-        """End a session."""
+        """Close a session."""
         self._database.execute("delete from stepgrade_session where digest = ?", (digest_of_secret(secret),))
 
     def note(self, who: str, what: str, *, project: str | None = None, subject: str = "") -> None:
-        """Write down what was done."""
+        """Add an entry to the audit log."""
         self._database.execute(
             "insert into stepgrade_audit (at, who, what, project, subject) values (?, ?, ?, ?, ?)",
             (now(), who[:_MOST_TEXT], what, project, subject[:_MOST_TEXT]),
@@ -245,7 +245,7 @@ class Team:
     def audit(
         self, *, project: str | None = None, before: int | None = None, limit: int = 100
     ) -> list[AuditEntry]:
-        """Return what was done, newest first."""
+        """Return audit entries, newest first."""
         parts, values = ["id < ?"], [before or 2**62]
         if project is not None:
             parts.append("project = ?")
@@ -257,9 +257,9 @@ class Team:
         return [AuditEntry(**dict(zip(AuditEntry.__struct_fields__, row, strict=True))) for row in rows]
 
 
-def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are the same, in a time that tells nothing."""
-    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
+def same_secret(first: str, second: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode("utf-8", "replace"))
 
 
 def _token(row: Row) -> Token:
@@ -270,5 +270,5 @@ def _project(row: Row) -> Project:
     try:
         settings = from_json(row[2], ProjectSettings)
     except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
-        settings = ProjectSettings()  # of a foreign hand, or a newer version: everything is kept
+        settings = ProjectSettings()  # invalid, or of a newer version: nothing is deleted
     return Project(name=row[0], created_at=row[1], settings=settings)

@@ -9,7 +9,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model.run import LevelChange, Point, Trend
 from stepgrade.store.runs import KEPT_METRICS, Runs, Selection
 
-# Changes of level smaller than this are not worth a line.
+# Smaller changes of level are not reported.
 LEAST_CHANGE = 0.01
 
 
@@ -17,18 +17,18 @@ def trend_of(history: Runs, metric: str, which: Selection, allowed: frozenset[st
     """Return the trend of the runs that are comparable with the newest of those selected."""
     newest = history.runs(structs.replace(which, limit=1))
     if not newest:
-        raise NotMeasured("history has no such run", where=history.name, hint="stepgrade history list")
+        raise NotMeasured("no matching run", where=history.name, hint="stepgrade history list")
     digests: tuple[str, ...] = (newest[0].digest,)
     if allowed and (fingerprint := history.fingerprints().get(newest[0].digest)):
         digests = history.comparable(fingerprint, allowed)
     series = history.series(metric, structs.replace(which, digests=digests))
     points = tuple(Point(id=number, value=value) for number, value in series)
     if not points:
-        hint = f"there are {', '.join(KEPT_METRICS)}"
+        hint = f"known metrics: {', '.join(KEPT_METRICS)}"
         raise NotMeasured(f"no run has {metric}", where=history.name, hint=hint)
     found = change_points([point.value for point in points], least_change=LEAST_CHANGE)
-    # Of a hundred thousand runs only these are asked for their commits.
-    commits = history.commits([points[place].id for new in found for place in (new.index - 1, new.index)])
+    # Only these commits are needed, out of possibly 100,000 runs.
+    commits = history.commits([points[index].id for new in found for index in (new.index - 1, new.index)])
     return Trend(
         metric=metric,
         branch=which.branch,

@@ -1,4 +1,4 @@
-"""Who is asking, and whether they may: bearer tokens, browsers' sessions, the word of a proxy."""
+"""Authentication: bearer tokens, browser sessions, a trusted proxy's headers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ USER_HEADERS = ("x-forwarded-user", "x-forwarded-email")
 GROUPS_HEADER = "x-forwarded-groups"
 _MOST_NAME = 200
 _MOST_COUNTED = 10_000
-# Wrong tokens of one address within a minute, until it has to wait.
+# Wrong tokens per address and minute before it has to wait.
 WRONG_PER_MINUTE = 20
 
 
 class Refused(Exception):
-    """A request that is answered with this status and nothing else."""
+    """A request that is rejected with this status."""
 
     def __init__(self, status: int, problem: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(problem)
@@ -37,21 +37,21 @@ class Refused(Exception):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Somebody who asks; `rights` are roles by project, None standing for every project."""
+    """Who sent a request; `rights` are roles by project, None meaning every project."""
 
     name: str
     rights: Mapping[str | None, Role]
     by: Literal["localhost", "token", "session", "proxy", "nobody"]
-    form_key: str = ""  # what a form of theirs must carry
+    form_key: str = ""  # CSRF key that their forms must contain
 
     def may(self, role: Role, project: str | None) -> bool:
-        """Return whether they may do what takes this role in a project, or in every project (None)."""
+        """Return whether they have this role in a project, or in every project (None)."""
         held = [self.rights[name] for name in (None, project) if name in self.rights]
-        return any(ROLES.index(one) >= ROLES.index(role) for one in held)
+        return any(ROLES.index(own) >= ROLES.index(role) for own in held)
 
     @property
     def sees(self) -> frozenset[str] | None:
-        """Return the projects that they may read; None is all."""
+        """Return the projects that they may read; None means all."""
         return None if None in self.rights else frozenset(name for name in self.rights if name is not None)
 
 
@@ -59,7 +59,7 @@ NOBODY = Identity(name="nobody", rights={}, by="nobody")
 
 
 class Limiter:
-    """So many events a minute of each key: a bucket that fills again as time goes by."""
+    """A rate limit per key: a token bucket that refills over a minute."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
@@ -67,7 +67,7 @@ class Limiter:
         self._lock = threading.Lock()
 
     def take(self, key: str, *, at: float | None = None) -> float:
-        """Count one event and return 0, or the seconds to wait when there were too many."""
+        """Count one event and return 0, or the seconds to wait if there were too many."""
         at = time.monotonic() if at is None else at
         with self._lock:
             left, since = self._left.pop(key, (float(self._per_minute), at))
@@ -80,7 +80,7 @@ class Limiter:
 
 
 class Door:
-    """Tells who a request is from."""
+    """Identifies the sender of a request."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -88,10 +88,10 @@ class Door:
         self._wrong = Limiter(WRONG_PER_MINUTE)
 
     def identify(self, request: Request, team: Team) -> Identity:
-        """Return who asks; raise Refused for a wrong token, or a proxy that says two things."""
+        """Return the sender; raise Refused for a wrong token or contradictory proxy headers."""
         written = request.headers.getlist("authorization")
         if len(written) > 1:
-            raise Refused(400, "more than one Authorization")
+            raise Refused(400, "more than one Authorization header")
         if written:
             return self._bearer(written[0], request, team)
         if self._settings.access == "proxy" and (found := self._by_proxy(request)) is not None:
@@ -114,24 +114,24 @@ class Door:
     def _bearer(self, written: str, request: Request, team: Team) -> Identity:
         kind, _, secret = written.partition(" ")
         if kind.lower() != "bearer":
-            raise Refused(401, "a bearer token is asked for")
+            raise Refused(401, "a bearer token is required")
         token = self.token(secret.strip(), request, team)
         return Identity(name=token.name, rights={token.project: token.role}, by="token")
 
     def token(self, secret: str, request: Request, team: Team) -> Token:
-        """Return a valid token; raise Refused for another, and with a pause when there are many of them.
+        """Return a valid token; raise Refused otherwise, with a delay after many wrong ones.
 
-        Whoever has a valid token is let in whatever others behind the same address try.
+        A valid token is accepted even while others behind the same address are blocked.
         """
         token = team.token_of(secret)
         if token is not None:
             return token
         if waits := self._wrong.take(request.client.host if request.client else ""):
             raise Refused(429, "too many wrong tokens", retry_after_s=int(waits) + 1)
-        raise Refused(401, "the token is not known, has ended, or was revoked")
+        raise Refused(401, "the token is unknown, expired or revoked")
 
     def is_trusted(self, request: Request) -> bool:
-        """Return whether the other end of the connection is the proxy."""
+        """Return whether the peer is a trusted proxy."""
         try:
             address = ipaddress.ip_address(request.client.host if request.client else "")
         except ValueError:
@@ -139,12 +139,12 @@ class Door:
         return any(address in network for network in self._networks)
 
     def _by_proxy(self, request: Request) -> Identity | None:
-        """Return whom the proxy names; nobody else's word counts."""
+        """Return the user that a trusted proxy names; headers from others are ignored."""
         if not self.is_trusted(request):
             return None
         for header in (*USER_HEADERS, GROUPS_HEADER):
             if len(request.headers.getlist(header)) > 1:
-                raise Refused(400, "the proxy's headers come twice")
+                raise Refused(400, "duplicate proxy headers")
         names = [name for header in USER_HEADERS if (name := request.headers.get(header, "").strip())]
         if not names:
             return None
@@ -160,21 +160,21 @@ class Door:
 
 
 def check_names(request: Request, settings: ServerSettings) -> None:
-    """Raise Refused when a request calls us by a name that is not ours: its page rebinds its own."""
+    """Raise Refused for an unknown Host header, as in DNS rebinding."""
     if "\0" in request.url.path or "%00" in str(request.url):
-        raise Refused(400, "no name holds that sign")
+        raise Refused(400, "NUL is not allowed in a URL")
     if settings.hosts is None:
         return
     host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     if host not in settings.hosts:
-        raise Refused(421, "this server answers to localhost alone")
+        raise Refused(421, "this server is only available at localhost")
 
 
 def check_origin(request: Request, settings: ServerSettings) -> None:
-    """Raise Refused when another site's page sends the request; programs name no origin."""
+    """Raise Refused for a cross-site request; programs send no Origin."""
     site = request.headers.get("sec-fetch-site")
     if site is not None and site not in ("same-origin", "none"):
-        raise Refused(403, "the request comes from another site")
+        raise Refused(403, "cross-site request")
     origin = request.headers.get("origin")
     if origin is None:
         return
@@ -183,13 +183,13 @@ def check_origin(request: Request, settings: ServerSettings) -> None:
     if settings.is_secure:
         own.add(f"https://{host}")
     if origin not in own:
-        raise Refused(403, "the request comes from another site")
+        raise Refused(403, "cross-site request")
 
 
 def check_form(who: Identity, request: Request, given: str) -> None:
-    """Raise Refused when a form does not carry the key of the page that it was on."""
+    """Raise Refused if a form lacks the key of its page (CSRF)."""
     expected = who.form_key
     if who.by != "session" and expected != request.cookies.get(FORM_COOKIE, ""):
-        raise Refused(403, "the form is not from a page of ours: load it again")
+        raise Refused(403, "invalid form key: reload the page")
     if not given or not same_secret(given, expected):
-        raise Refused(403, "the form is not from a page of ours: load it again")
+        raise Refused(403, "invalid form key: reload the page")

@@ -1,4 +1,4 @@
-"""Short answers for assistants: the fields of the command line's JSON that matter, never more than a page."""
+"""Short answers for assistants: the important fields of the JSON, at most a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepgrade.store.runs import Runs, Selection
 from stepgrade.store.tables import finding_costs
 from stepgrade.store.trend import trend_of
 
-# About four characters make a token: a card stays below 1,500 of them.
+# A token is about four characters, so a card stays below 1,500 tokens.
 MOST_CHARACTERS = 5_000
 _MOST_TEXT = 240
 _MOST_FILES = 10_000
@@ -41,25 +41,23 @@ _FINDING = ("rule", "severity", "claim", "remedy", "gain_low", "gain_high", "whe
 
 
 class Roots:
-    """The folders that an assistant may read; a link that leads out of them is not followed."""
+    """The folders that an assistant may read; links that lead out of them are not followed."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [os.path.realpath(folder) for folder in folders]
 
     def path(self, given: str) -> str:
-        """Return the real path of what is named; raise BadInput when it lies elsewhere or is not there."""
+        """Return the real path of a file; raise BadInput if it is outside the folders or missing."""
         if not self._folders:
-            raise BadOption("files are not read here: name runs by their numbers")
+            raise BadOption("files are not available here: use run ids")
         if "\0" in given or "://" in given:
-            raise BadInput("is no path", where=shortened(given, 80))
+            raise BadInput("not a path", where=shortened(given, 80))
         full = given if os.path.isabs(given) else os.path.join(self._folders[0], given)
         real = os.path.realpath(full)
         inside = self._holds(real) and (not os.path.isdir(real) or self._holds_all(real))
         if not inside or not os.path.exists(real):
-            # The same words for both: what is elsewhere is not even said to be there.
-            raise BadInput(
-                "there is no such file in the folders that may be read", where=shortened(given, 80)
-            )
+            # One message for both, so that it does not reveal which files exist elsewhere.
+            raise BadInput("no such file in the allowed folders", where=shortened(given, 80))
         return real
 
     def _holds(self, real: str) -> bool:
@@ -69,21 +67,21 @@ class Roots:
 
     def _holds_all(self, folder: str) -> bool:
         count = 0
-        for place, folders, names in os.walk(folder):
+        for parent, folders, names in os.walk(folder):
             for name in (*folders, *names):
                 count += 1
-                if count > _MOST_FILES or not self._holds(os.path.realpath(f"{place}{os.sep}{name}")):
+                if count > _MOST_FILES or not self._holds(os.path.realpath(f"{parent}{os.sep}{name}")):
                     return False
         return True
 
 
 def brief(value: Any, most: int = MOST_CHARACTERS) -> Any:
-    """Return a value with texts shortened and lists cut until it fits; what is unknown is left out."""
+    """Return a value with texts and lists shortened until it fits; unknown values are dropped."""
     for rows in (20, 8, 5, 3, 1):
         cut = _cut(value, rows)
         if len(msgspec.json.encode(cut)) <= most:
             return cut
-    return {"note": "too large to show: ask for the report"}
+    return {"note": "too large to show: read the report instead"}
 
 
 def _cut(value: Any, rows: int) -> Any:
@@ -101,7 +99,7 @@ def _cut(value: Any, rows: int) -> Any:
 
 
 def brief_card(card: Scorecard) -> dict[str, Any]:
-    """Return what matters of a scorecard, under the names that its JSON has."""
+    """Return the important fields of a scorecard, named as in its JSON."""
     full = card.to_dict()
     found: dict[str, Any] = {name: full.get(name) for name in _CARD}
     found["device"] = (full.get("device") or {}).get("key")
@@ -116,14 +114,14 @@ def brief_card(card: Scorecard) -> dict[str, Any]:
 
 
 def brief_report(report: GateReport, operations: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return what matters of a comparison."""
+    """Return the important fields of a comparison."""
     full = report.to_dict()
     names = ("verdict", "baseline", "differences", "reasons", "notes")
     found = {name: full.get(name) for name in names}
     kept = ("metric", "before", "now", "change", "low", "high", "outcome", "why")
     found["changes"] = [{name: row.get(name) for name in kept} for row in full["changes"]]
     found["shifts"] = full.get("shifts")
-    found["operations"] = [msgspec.to_builtins(one) for one in operations[:8]]
+    found["operations"] = [msgspec.to_builtins(pair) for pair in operations[:8]]
     answer: dict[str, Any] = brief(found)
     return answer
 
@@ -146,7 +144,7 @@ def history_answer(history: Runs, metric: str, branch: str | None, limit: int) -
 
 
 def findings_answer(history: Runs, limit: int) -> list[dict[str, Any]]:
-    """Return what holds the newest runs back, by what it costs."""
+    """Return the findings of the newest runs by cost."""
     if not isinstance(history, History):
         raise BadOption("findings over many runs are not available from a server")
     costs = finding_costs(history, Selection(limit=max(1, min(limit, 1000))))

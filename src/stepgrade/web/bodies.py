@@ -1,4 +1,4 @@
-"""What programs send and get, as JSON."""
+"""JSON bodies of the HTTP API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Word = Annotated[str, Meta(max_length=300)]
 
 
 class RunUpload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run that is sent: its scorecard as JSON, and where it is from."""
+    """An uploaded run: its scorecard and its origin."""
 
     card: msgspec.Raw
     commit: Word | None = None
@@ -31,7 +31,7 @@ class RunUpload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunKept(Struct, frozen=True, kw_only=True):
-    """The answer to a run that was sent: it is on the disk when this is read."""
+    """The response to an upload; the run is durable by then."""
 
     id: int
     is_new: bool
@@ -39,7 +39,7 @@ class RunKept(Struct, frozen=True, kw_only=True):
 
 
 class RunEntry(Struct, frozen=True, kw_only=True):
-    """A run of the table, how it came, and its scorecard when asked for."""
+    """A run, how it was added, and its scorecard if requested."""
 
     run: RunRow
     origin: RunOrigin
@@ -48,26 +48,26 @@ class RunEntry(Struct, frozen=True, kw_only=True):
 
 
 class RunEntries(Struct, frozen=True, kw_only=True):
-    """A page of runs; `next` is what `after` takes to go on."""
+    """A page of runs; `next` is the value of `after` for the next page."""
 
     runs: list[RunEntry]
     next: str | None
 
 
 class MetricSeries(Struct, frozen=True, kw_only=True):
-    """Numbers of runs with a figure each, oldest first."""
+    """(run id, value) pairs, oldest first."""
 
     points: list[tuple[int, float]]
 
 
 class ProjectName(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A project to make."""
+    """A project to create."""
 
     name: str
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to make; `project` None is every project."""
+    """A token to create; `project` None means every project."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     role: Role
@@ -76,14 +76,14 @@ class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class MadeToken(Struct, frozen=True, kw_only=True):
-    """A new token: `secret` is shown this once."""
+    """A new token; `secret` is shown only once."""
 
     secret: str
     token: Token
 
 
 class AlertChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody says of an alert."""
+    """A new state of an alert."""
 
     state: Word
     reason: Annotated[str, Meta(max_length=500)] = ""
@@ -91,7 +91,7 @@ class AlertChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class NewChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom to tell: a URL, or an address for e-mail; `secret` signs webhooks."""
+    """An alert channel to add: a URL or an e-mail address; `secret` signs webhooks."""
 
     kind: Word
     target: Annotated[str, Meta(max_length=2000)]
@@ -100,7 +100,7 @@ class NewChannel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ShownChannel(Struct, frozen=True, kw_only=True):
-    """A channel without what only it and we may know."""
+    """A channel without its secrets."""
 
     id: int
     kind: str

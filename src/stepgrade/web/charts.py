@@ -1,4 +1,4 @@
-"""The trend of a metric as a chart: points that lead to runs, levels with their noise, changes."""
+"""The trend of a metric as a chart: points linked to runs, levels with their noise, changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stepgrade.store.tables import is_better
 from stepgrade.units import show_delta
 
 POINTS_SHOWN = 300
-# The band holds about 95 of 100 runs when nothing changes.
+# About 95 of 100 runs lie in the band while nothing changes.
 _SIGMAS = 2.0
 
 
 def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any]:
-    """Return the chart of a trend; many runs are drawn as some points, each the median of its neighbours."""
+    """Return the chart of a trend; each point is the median of several runs if there are many."""
     values = [point.value for point in trend.points]
     bands = _bands(trend)
     low = min(*values, *(band[3] for band in bands))
@@ -71,18 +71,18 @@ def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any
 
 
 def spark(values: Sequence[float]) -> str | None:
-    """Return a small line as the points of a polyline in a box of 100 by 24; None for too few values."""
+    """Return a sparkline as the points of a polyline in a box of 100 by 24; None for too few values."""
     if len(values) < 2:
         return None
     scale = Scale(low=min(values), high=max(values))
     step = 100.0 / (len(values) - 1)
     return " ".join(
-        f"{place * step:.1f},{22.0 - scale.place(value) * 0.2:.1f}" for place, value in enumerate(values)
+        f"{index * step:.1f},{22.0 - scale.place(value) * 0.2:.1f}" for index, value in enumerate(values)
     )
 
 
 def _bands(trend: Trend) -> list[tuple[int, int, float, float, float]]:
-    """Return each level: where it begins and ends, its median, and the band of its noise."""
+    """Return each level: its first and last index, its median, and the band of its noise."""
     edges = [0, *(change.index for change in trend.changes), len(trend.points)]
     found = []
     for begin, end in pairwise(edges):

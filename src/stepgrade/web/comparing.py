@@ -1,4 +1,4 @@
-"""Two kept runs beside each other: the gate's comparison, and operation by operation."""
+"""Two stored runs side by side: the gate's comparison, and operation by operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOISE_RUNS = 100
 
 
 class OperationPair(Struct, frozen=True, kw_only=True):
-    """One operation, or one kind of work, in the typical step of both runs; None where a run has it not."""
+    """An operation or kind of work in the typical step of both runs; None where a run lacks it."""
 
     name: str
     before_ms: float | None
@@ -36,18 +36,18 @@ class OperationPair(Struct, frozen=True, kw_only=True):
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """Run `b` compared with run `a`: the gate's report, and their operations, the longest first."""
+    """Run `b` compared with run `a`: the gate's report, and their operations, longest first."""
 
     a: int
     b: int
     report: dict[str, Any]
     operations: list[OperationPair]
-    kinds: list[OperationPair]  # gemm, attention, …: runtimes that name operations differently meet here
-    matched_share: float | None  # of the operations' time, in the run with less of it, under names of both
+    kinds: list[OperationPair]  # gemm, attention, …: comparable even if the names of operations differ
+    matched_share: float | None  # of the operations' time, the part whose names are in both runs
 
 
 def compare_cards(history: Runs, a: int, b: int) -> Compared:
-    """Return run `b` compared with run `a`; raise NoSuchRun when one is not there."""
+    """Return run `b` compared with run `a`; raise NoSuchRun if one does not exist."""
     report, pairs = report_on(history, a, b)
     return Compared(
         a=a,
@@ -60,7 +60,7 @@ def compare_cards(history: Runs, a: int, b: int) -> Compared:
 
 
 class Pairs(NamedTuple):
-    """The operations of two runs beside each other, the longest first, and by kind of work."""
+    """The operations of two runs side by side, longest first, and by kind of work."""
 
     operations: list[OperationPair]
     kinds: list[OperationPair]
@@ -68,7 +68,7 @@ class Pairs(NamedTuple):
 
 
 def report_on(history: Runs, a: int, b: int) -> tuple[GateReport, Pairs]:
-    """Return the gate's report on run `b` against run `a`, whatever differs, and their operations."""
+    """Return the gate's report on run `b` against run `a`, even if setups differ, and their operations."""
     before, now = history.card(a), history.card(b)
     (run,) = history.runs(Selection(after=a - 1, before=a + 1))
     which = Selection(digests=(run.digest,), branch=run.branch, limit=_NOISE_RUNS)
@@ -81,7 +81,7 @@ def report_on(history: Runs, a: int, b: int) -> tuple[GateReport, Pairs]:
 
 
 def operation_pairs(before: Scorecard, now: Scorecard) -> Pairs:
-    """Return the operations of two cards by name and by kind, those that take longest in either first."""
+    """Return the operations of two cards by name and by kind, longest in either first."""
     sums = [
         (_add_up(card.operations, by_kind=False), _add_up(card.operations, by_kind=True))
         for card in (before, now)
@@ -101,13 +101,13 @@ def operation_pairs(before: Scorecard, now: Scorecard) -> Pairs:
 
 
 def _add_up(operations: Iterable[Operation], *, by_kind: bool) -> dict[str, tuple[float, float | None]]:
-    """Return time and calls of a step by name or by kind of work; no calls where one of them has none."""
+    """Return (ms, calls) per step by name or kind; calls are None if any are unknown."""
     found: dict[str, tuple[float, float | None]] = {}
-    for one in operations:
-        if one.ms is not None:
-            name = (one.kind or "other") if by_kind else one.name
+    for op in operations:
+        if op.ms is not None:
+            name = (op.kind or "other") if by_kind else op.name
             ms, calls = found.get(name, (0.0, 0.0))
-            found[name] = ms + one.ms, None if calls is None or one.calls is None else calls + one.calls
+            found[name] = ms + op.ms, None if calls is None or op.calls is None else calls + op.calls
     return found
 
 

@@ -1,9 +1,9 @@
-"""Connections of strangers: how many there may be, and how long each may keep us waiting.
+"""Limits on the number of connections, and deadlines for slow clients.
 
-uvicorn waits for the rest of a request for as long as the other side likes, and does not count connections
-that are in their TLS handshake. Here each is counted when it is accepted, by address and in all, and has a
-deadline whenever the other side is the one to act. Where there is no room, the oldest that keeps us waiting
-makes room for a new one; a few places are left for `/healthz` alone.
+uvicorn waits indefinitely for the rest of a request, and does not count connections in their TLS handshake.
+Here each connection is counted when it is accepted, per address and in total, and has a deadline whenever it
+is the client's turn. At the limit, the oldest connection that waits for its client is closed for a new one; a
+few slots are reserved for `/healthz`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _LOOK_S = 0.5
 _RESERVED = 64
 _STOP_S = 2.0
 _DRAINED_BYTES = 256 << 10
-_BYTES_PER_S = 64 << 10  # what the other side sends or takes at least
+_BYTES_PER_S = 64 << 10  # minimum rate of a client
 _HEALTH = "/healthz"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
-    """How many connections there may be, and how long the other side may take, in seconds."""
+    """Limits on connections, and the client's deadlines in seconds."""
 
     most: int = 1_000
-    of_address: int = 200
-    no_share: tuple[Network, ...] = ()  # proxies, whose address stands for everybody
+    per_address: int = 200
+    no_share: tuple[Network, ...] = ()  # proxies, whose address many clients share
     head_s: float = 10.0
     body_s: float = 60.0
-    drain_s: float = 5.0  # of a body that nobody wants any more
+    drain_s: float = 5.0  # to discard the rest of a rejected body
     write_s: float = 30.0
 
 
 class Accepted(socket.socket):
-    """The socket of one connection; `protocol` is None until its TLS handshake is done."""
+    """An accepted socket; `protocol` is None until its TLS handshake is done."""
 
     gate: Gate | None = None
     key = ""
@@ -53,7 +53,7 @@ class Accepted(socket.socket):
     is_reserved = False
 
     def close(self) -> None:
-        """Close it, and make room for another."""
+        """Close it and release its slot."""
         if self.gate is not None:
             self.gate.forget(self)
         super().close()
@@ -66,49 +66,49 @@ class Gate:
         self.limits = limits
         self.is_stopping = False
         self._all: dict[int, Accepted] = {}  # the oldest first, as in each of the next
-        self._of_address: dict[str, dict[int, Accepted]] = {}
+        self._by_address: dict[str, dict[int, Accepted]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def admit(self, accepted: Accepted, address: str) -> bool:
-        """Count a new connection; return False when there is no room for it."""
+        """Count a new connection; return False if it exceeds the limits."""
         key = self._key(address)
-        own = self._of_address.get(key, {})
-        is_full = len(own) >= self.limits.of_address and bool(key)
+        own = self._by_address.get(key, {})
+        is_full = len(own) >= self.limits.per_address and bool(key)
         if (is_full and not self._make_room(own)) or (
             len(self._all) >= self.limits.most and not self._make_room(self._all)
         ):
             if (
                 len(self._all) >= self.limits.most + _RESERVED
-                or len(own) >= self.limits.of_address + _RESERVED
+                or len(own) >= self.limits.per_address + _RESERVED
             ):
                 return False
             accepted.is_reserved = True
         loop = asyncio.get_running_loop()
         accepted.gate, accepted.key, accepted.since = self, key, loop.time()
         self._all[accepted.fileno()] = accepted
-        self._of_address.setdefault(key, {})[accepted.fileno()] = accepted
+        self._by_address.setdefault(key, {})[accepted.fileno()] = accepted
         if self._timer is None:
             self._timer = loop.call_later(_LOOK_S, self._look)
         return True
 
     def adopt(self, protocol: GuardedProtocol, number: int) -> Accepted | None:
-        """Return the socket of a connection that is ready for requests."""
+        """Return the socket of a connection that is ready for requests, and attach its protocol."""
         accepted = self._all.get(number)
         if accepted is not None:
             accepted.protocol = protocol
         return accepted
 
     def forget(self, accepted: Accepted) -> None:
-        """Count a connection no longer."""
+        """Stop counting a connection."""
         number, accepted.gate = accepted.fileno(), None
         self._all.pop(number, None)
-        own = self._of_address.get(accepted.key, {})
+        own = self._by_address.get(accepted.key, {})
         own.pop(number, None)
         if not own:
-            self._of_address.pop(accepted.key, None)
+            self._by_address.pop(accepted.key, None)
 
     def _key(self, address: str) -> str:
-        """Return what an address shares its connections with: of IPv6, its network."""
+        """Return the key that an address is counted under: for IPv6, its network."""
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
@@ -120,7 +120,7 @@ class Gate:
         return str(found)
 
     def _make_room(self, some: dict[int, Accepted]) -> bool:
-        """Close the oldest of some connections that keeps us waiting."""
+        """Close the oldest of these connections that waits for its client."""
         now = asyncio.get_running_loop().time()
         for least_s, phases in ((0.0, ("head", "idle")), (self.limits.drain_s, ("body", "drain", "write"))):
             for accepted in some.values():
@@ -137,10 +137,10 @@ class Gate:
             accepted.protocol.transport.abort()
         else:
             with suppress(OSError):
-                accepted.shutdown(socket.SHUT_RDWR)  # asyncio sees the handshake fail, and closes it
+                accepted.shutdown(socket.SHUT_RDWR)  # makes the handshake fail, so asyncio closes it
 
     def _look(self) -> None:
-        """End the connections that kept us waiting for too long."""
+        """Close connections past their deadline."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for accepted in list(self._all.values()):
@@ -160,17 +160,17 @@ class Gate:
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol, which knows at any time whom a connection waits for."""
+    """uvicorn's protocol, extended to know whose turn it is."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        assert isinstance(self.loop, GuardedLoop)  # noqa: S101  serving.py makes both
+        assert isinstance(self.loop, GuardedLoop)  # noqa: S101  serving.py creates both
         self._gate = self.loop.gate
         self._phase, self._since = "head", self.loop.time()
-        self.bytes = 0  # taken in this phase; in `write`, those that were to be sent
+        self.bytes = 0  # received in this phase; in `write`, to be sent
 
     def waits_for(self) -> tuple[str, float]:
-        """Return what the other side has to do next, since when: `own` when the turn is ours."""
+        """Return what the client has to do next and since when; `own` if it is the server's turn."""
         theirs, ours = self.conn.their_state, self.conn.our_state
         unsent = self.transport.get_write_buffer_size()
         if unsent:
@@ -186,7 +186,7 @@ class GuardedProtocol(H11Protocol):
         return self._phase, self._since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Begin to wait for a request."""
+        """Start waiting for a request."""
         super().connection_made(transport)
         accepted = self._gate.adopt(self, transport.get_extra_info("socket").fileno())
         if accepted is not None and accepted.is_reserved:
@@ -194,7 +194,7 @@ class GuardedProtocol(H11Protocol):
         self._since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Receive a part of a request."""
         super().data_received(data)
         phase, _ = self.waits_for()
         if phase in ("body", "drain"):
@@ -203,7 +203,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; a request of which a part is under way gets no other answer."""
+        """Reject invalid HTTP; a request whose response has begun gets no second one."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -213,18 +213,18 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Start waiting for the next request."""
         super().on_response_complete()
         self.waits_for()
 
     def shutdown(self) -> None:
-        """Finish what is ours to finish; who keeps us waiting has little time left."""
+        """Finish running requests; clients get little time."""
         self._gate.is_stopping = True
         super().shutdown()
 
 
 def _only_health(app: Any) -> Callable[..., Awaitable[None]]:
-    """Return an application for places that are left when all others are taken."""
+    """Return an application for the reserved slots."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await (app if scope["path"] == _HEALTH else service_unavailable)(scope, receive, send)
@@ -233,12 +233,12 @@ def _only_health(app: Any) -> Callable[..., Awaitable[None]]:
 
 
 class GuardedListener(socket.socket):
-    """A listening socket that accepts what there is room for."""
+    """A listening socket that accepts connections within the limits."""
 
     gate: Gate
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; raise BlockingIOError when there is none."""
+        """Return the next connection; raise BlockingIOError if there is none."""
         while True:
             plain, address = super().accept()
             accepted = Accepted(self.family, self.type, self.proto, fileno=plain.detach())
@@ -255,7 +255,7 @@ class GuardedLoop(asyncio.SelectorEventLoop):
         self.gate = gate
 
     async def create_server(self, protocol_factory: Any, *args: Any, **named: Any) -> Any:
-        """Listen to a socket, which the gate takes over."""
+        """Listen on a socket, which is detached."""
         bound = named["sock"]
         guarded = GuardedListener(bound.family, bound.type, bound.proto, fileno=bound.detach())
         guarded.gate = self.gate

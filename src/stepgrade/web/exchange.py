@@ -1,4 +1,4 @@
-"""One exchange with another host, which ends at its deadline whatever that host does."""
+"""An exchange with another host that ends at its deadline, whatever the host does."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from types import TracebackType
 from typing import Any, Self
 
 EXCHANGE_S = 10.0
-# Look-ups cannot be interrupted: so many may be left behind by hosts whose name servers do not answer.
+# DNS lookups cannot be interrupted; at most so many may hang.
 _LOOK_UPS = threading.BoundedSemaphore(16)
 
 
 class ExchangeCut(OSError):
-    """The exchange did not end in time, or the server stops."""
+    """The exchange timed out, or the server is shutting down."""
 
 
 class BoundedExchange:
-    """The look-ups and connections of one exchange; `cut` ends them from any thread, the deadline by itself.
+    """The lookups and connections of one exchange; the deadline ends them, or `cut` from any thread.
 
-    A time limit for each operation would not do: a peer that sends a byte now and then meets all of them.
+    A timeout per operation is not enough: a peer could send one byte at a time.
     """
 
     def __init__(self, seconds: float = EXCHANGE_S) -> None:
@@ -45,30 +45,30 @@ class BoundedExchange:
         self._hang_up()
 
     def look_up(self, host: str, port: int) -> list[str]:
-        """Return the addresses of a host; raise OSError when there are none, or not in time."""
+        """Return the addresses of a host; raise OSError if there are none in time."""
         if not _LOOK_UPS.acquire(blocking=False):
-            raise ExchangeCut("too many look-ups are under way")
+            raise ExchangeCut("too many DNS lookups are pending")
 
         def ask() -> None:
             try:
                 self._found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-            except (OSError, ValueError) as error:  # of a name that is none: UnicodeError
+            except (OSError, ValueError) as error:  # UnicodeError for an invalid name
                 self._found.put(error)
             finally:
                 _LOOK_UPS.release()
 
         threading.Thread(target=ask, name="stepgrade-look-up", daemon=True).start()
-        rows = self._found.get()  # `cut` puts something too
+        rows = self._found.get()  # `cut` also puts something
         if isinstance(rows, Exception):
             raise rows if isinstance(rows, OSError) else OSError("the name is invalid")
         return sorted({str(row[4][0]) for row in rows})
 
     def connect(self, address: str, port: int) -> socket.socket:
-        """Return a connection to an address; raise OSError when there is none in time."""
+        """Connect to an address; raise OSError if that fails or times out."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM)
         made.settimeout(max(0.0, self._end - time.monotonic()) + 1.0)  # `cut` comes first
-        # A second handle on the same connection, since TLS takes the first one over.
+        # Keep a second handle on the connection, since TLS takes over the first.
         with self._lock:
             self._sockets.append(made.dup())
         if self.is_cut:
@@ -81,15 +81,15 @@ class BoundedExchange:
         return made
 
     def check(self) -> None:
-        """Raise ExchangeCut when the exchange was ended."""
+        """Raise ExchangeCut if the exchange was cut."""
         if self.is_cut:
-            raise ExchangeCut("it took too long")
+            raise ExchangeCut("timed out")
 
     def cut(self) -> None:
-        """End all that is under way."""
+        """Abort everything that is pending."""
         with self._lock:
             self.is_cut = True
-        self._found.put(ExchangeCut("it took too long"))
+        self._found.put(ExchangeCut("timed out"))
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -97,5 +97,5 @@ class BoundedExchange:
             sockets, self._sockets = self._sockets, []
         for one in sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
             one.close()

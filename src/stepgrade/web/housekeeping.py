@@ -1,4 +1,4 @@
-"""What the server does by itself: send messages, end waivers, remove old runs, fill gaps."""
+"""The server's background jobs: deliver messages, expire waivers, delete old runs, backfill findings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from stepgrade.web.worker import LOG, JobWorker, ServerJob, failure_of, shown_fa
 _RETENTION_EVERY_S = 3_600.0
 _WAIVERS_EVERY_S = 30.0
 _FILLED_AT_ONCE = 50
-# Messages under way: in all, and of one project, so that no project keeps the others waiting.
+# Concurrent deliveries in total and per project, so that no project delays the others.
 _MOST_UNDER_WAY = 8
 _MOST_OF_PROJECT = 2
 
 
 class Keeper:
-    """Ends waivers, removes what projects keep no longer, and fills in what older versions did not keep."""
+    """Expires waivers, applies retention, and backfills findings that older versions did not store."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def jobs(self) -> Iterable[ServerJob]:
-        """Yield what is to be done in every project."""
+        """Yield the jobs of all projects."""
         yield ServerJob("waivers", _WAIVERS_EVERY_S, self.end_waivers)
         with self._pool.history() as history:
             projects = Team(history.database).projects()
@@ -39,7 +39,7 @@ class Keeper:
             yield ServerJob(f"retention of {project.name}", _RETENTION_EVERY_S, partial(self.prune, project))
 
     def end_waivers(self) -> None:
-        """Open the alerts again whose waiver has ended."""
+        """Reopen alerts whose waiver has expired."""
         today = dt.datetime.now(dt.UTC).date()
         with self._pool.history() as history:
             for name in Alerts(history).projects_with_expired(today):
@@ -48,7 +48,7 @@ class Keeper:
                     alerts.announce(alert, "waiver ended")
 
     def fill(self, project: Project) -> bool:
-        """Keep the findings of runs that older versions kept without; return whether there may be more."""
+        """Backfill the findings of some runs; return whether there may be more."""
         with self._pool.history(project.name) as history:
             numbers = history.without_findings(_FILLED_AT_ONCE)
             if numbers:
@@ -56,7 +56,7 @@ class Keeper:
         return len(numbers) == _FILLED_AT_ONCE
 
     def prune(self, project: Project) -> None:
-        """Remove what the project keeps no longer, but for runs with the label `pinned`."""
+        """Delete runs beyond the project's retention, except those labelled `pinned`."""
         settings = project.settings
         if settings.keep_runs is None and settings.keep_days is None:
             return
@@ -75,7 +75,7 @@ class Keeper:
 
 
 class Delivery:
-    """One message on its way, in a thread of its own."""
+    """The delivery of a message, in its own thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Delivery:
         self._thread.start()
 
     def cut(self) -> None:
-        """End it now."""
+        """Abort it."""
         self._exchange.cut()
         self._thread.join(0.5)
 
@@ -109,7 +109,7 @@ class Delivery:
 
 
 class Postman:
-    """Sends what is due: one message of a channel at a time, so that none waits for another's host."""
+    """Delivers due messages, one per channel at a time, so that a slow host delays only its own."""
 
     def __init__(self, pool: Pool, settings: ServerSettings) -> None:
         self._pool, self._settings = pool, settings
@@ -118,7 +118,7 @@ class Postman:
         self._is_stopping = False
 
     def jobs(self) -> Iterable[ServerJob]:
-        """Yield what is to be done now."""
+        """Yield the jobs to run now."""
         yield ServerJob("results", 0.0, self.settle)
         with self._pool.history() as history:
             names = Alerts(history).projects_with_due()
@@ -126,37 +126,40 @@ class Postman:
             yield ServerJob(f"messages of {name}", 0.0, partial(self.start_due, name))
 
     def settle(self) -> None:
-        """Write down how messages ended; one that cannot be written down stays, and is not sent again."""
-        for number, one in list(self.under_way.items()):
-            if one.has_ended:
-                with self._pool.history(one.channel.project) as history:
-                    Alerts(history).settle(one.message, one.problem)
-                if one.problem is not None:
+        """Record finished deliveries; one that cannot be recorded is retried here, not sent again."""
+        for number, delivery in list(self.under_way.items()):
+            if delivery.has_ended:
+                with self._pool.history(delivery.channel.project) as history:
+                    Alerts(history).settle(delivery.message, delivery.problem)
+                if delivery.problem is not None:
                     LOG.warning(
-                        "message %s on channel %s was not sent: %s", one.message.id, number, one.problem
+                        "message %s on channel %s was not sent: %s",
+                        delivery.message.id,
+                        number,
+                        delivery.problem,
                     )
                 del self.under_way[number]
 
     def start_due(self, project: str) -> None:
-        """Start messages of a project, as far as there is room."""
-        own = sum(one.channel.project == project for one in self.under_way.values())
+        """Start deliveries of a project, up to the limits."""
+        own = sum(each.channel.project == project for each in self.under_way.values())
         room = min(_MOST_UNDER_WAY - len(self.under_way), _MOST_OF_PROJECT - own)
         if room <= 0 or self._is_stopping:
             return
         with self._pool.history(project) as history:
             due = Alerts(history).claim_due(room, busy=tuple(self.under_way))
-        for one in due:
-            self.under_way[one[1].id] = Delivery(one, self._settings, self.ended)
+        for claimed in due:
+            self.under_way[claimed[1].id] = Delivery(claimed, self._settings, self.ended)
 
     def stop(self) -> None:
-        """End what is under way; it is sent again after the next start."""
+        """Abort deliveries; they are retried after the next start."""
         self._is_stopping = True
-        for one in list(self.under_way.values()):  # the worker may settle one meanwhile
-            one.cut()
+        for delivery in list(self.under_way.values()):  # the worker may settle some meanwhile
+            delivery.cut()
 
 
 class Housekeeping:
-    """The server's two workers: what waits for other hosts keeps nothing else from being done."""
+    """The server's two workers; deliveries have their own, since other hosts may be slow."""
 
     def __init__(self, pool: Pool, settings: ServerSettings) -> None:
         self._postman = Postman(pool, settings)
@@ -166,12 +169,12 @@ class Housekeeping:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start both."""
         for worker in self.workers:
             worker.start()
 
     def stop(self) -> None:
-        """End both."""
+        """Stop both."""
         self._postman.stop()
         for worker in self.workers:
             worker.stop()

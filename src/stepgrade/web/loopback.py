@@ -1,8 +1,7 @@
-"""One file for Perfetto's page, from this machine to this machine: one path, two methods, one origin.
+"""Serve one file from this machine to Perfetto's page in a local browser.
 
-Any page that a browser has open can send requests to 127.0.0.1. So the path cannot be guessed, a request must
-name this machine as its host (a name that was rebound to 127.0.0.1 does not), and the answer may be read by
-Perfetto's page alone.
+Any open page can send requests to 127.0.0.1. So the path is random, the Host header must name this machine
+(which prevents DNS rebinding), and CORS allows only Perfetto's page to read the response.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from stepgrade.errors import BadInput
 
 PAGE = "https://ui.perfetto.dev"
 ADDRESS = "127.0.0.1"
-PORT = 9001  # the only one that the policy of Perfetto's page lets it ask
+PORT = 9001  # the only port that Perfetto's content security policy allows
 _SILENT_SECONDS = 30.0
 _MOST_AT_ONCE = 8
 _COPY_BYTES = 1 << 20
@@ -32,49 +31,49 @@ class TraceServer:
 
     def __init__(self, file: BinaryIO, name: str, *, port: int = PORT) -> None:
         self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.path.basename(name), safe='')}"
-        self.fetched = threading.Event()  # once all of it was sent
+        self.fetched = threading.Event()  # set once all of it was sent
         self._file, self._size = file, os.fstat(file.fileno()).st_size
         try:
             self._server = _Server((ADDRESS, port), self)
         except OSError as error:
-            problem = f"port {port} of this machine cannot be listened on: {error.strerror or error}"
-            raise BadInput(problem, hint="Perfetto's page asks no other; end what uses it") from error
+            problem = f"cannot listen on port {port}: {error.strerror or error}"
+            raise BadInput(problem, hint="Perfetto needs this port; stop the program that uses it") from error
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     @property
     def address(self) -> str:
-        """Return where the file is."""
+        """Return the URL of the file."""
         return f"http://{ADDRESS}:{self.port}{self.path}"
 
     def link(self, start_ns: int | None = None, end_ns: int | None = None) -> str:
-        """Return the address that opens the file in Perfetto's page, at a stretch of time if one is given."""
+        """Return the URL that opens the file in Perfetto, zoomed to a time range if given."""
         stretch = "" if start_ns is None else f"&visStart={start_ns}&visEnd={end_ns}"
         return f"{PAGE}/#!/?url={quote(self.address, safe='')}{stretch}"
 
     def is_own_host(self, host: str | None) -> bool:
-        """Tell whether a request was meant for this machine by one of its own names."""
+        """Return whether a Host header names this machine."""
         return host in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}")
 
     def send(self, into: Any) -> None:
-        """Send the file as it was when it was opened, however many ask at once."""
+        """Send the file as it was when it was opened; safe for concurrent requests."""
         at = 0
         while at < self._size:
             part = os.pread(self._file.fileno(), min(_COPY_BYTES, self._size - at), at)
-            if not part:  # it was cut meanwhile
+            if not part:  # it was truncated meanwhile
                 return
             into.write(part)
             at += len(part)
         self.fetched.set()
 
     def wait(self, seconds: float, *, once: bool) -> None:
-        """Return after so long, or when the file has been fetched if `once`."""
+        """Wait for so many seconds, or if `once` until the file has been fetched."""
         (self.fetched if once else threading.Event()).wait(seconds)
 
     @property
     def size_bytes(self) -> int:
-        """Return how large the file is."""
+        """Return the size of the file."""
         return self._size
 
     def close(self) -> None:
@@ -93,21 +92,21 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a request up while there is room, and hang up otherwise."""
+        """Handle a request if there is a free slot, else close the connection."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room."""
+        """Respond, and release the slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that hung up."""
+        """Ignore a browser that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SILENT_SECONDS
     server_version = "stepgrade"
     sys_version = ""
-    protocol_version = "HTTP/1.0"  # one request a connection
+    protocol_version = "HTTP/1.0"  # one request per connection
 
     def do_GET(self) -> None:
         """Send the file."""
@@ -125,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.owner.send(self.wfile)
 
     def do_HEAD(self) -> None:
-        """Tell how large the file is."""
+        """Send the headers only."""
         if self._is_allowed():
             self._head(HTTPStatus.OK, self.server.owner.size_bytes)
 
@@ -154,10 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse without a page: an unknown method, or what is no request at all."""
+        """Reject an unknown method or an invalid request without a body."""
         del message, explain
         known = HTTPStatus(code)
         self._head(HTTPStatus.METHOD_NOT_ALLOWED if known is HTTPStatus.NOT_IMPLEMENTED else known)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name in the standard library
-        """Write no log: it would hold the path."""
+        """Log nothing: the path is a secret."""

@@ -1,4 +1,4 @@
-"""Messages that leave the server: what they say, and how they get there."""
+"""Alert messages: their text, and their delivery."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from stepgrade.web.targets import check_channel, is_public
 _MOST_ANSWER = 64 << 10
 _EVENTS = {
     "opened": "got worse",
-    "waiver ended": "is still worse, and its waiver has ended",
-    "test": "would look like this",
+    "waiver ended": "is still worse, and its waiver has expired",
+    "test": "(test message)",
 }
 
 
 class NotSent(Exception):
-    """A message that did not get there, and why; never with its target, which may be a secret."""
+    """A message was not delivered; the text never contains its target, which may be a secret."""
 
 
 def addresses_of(host: str, port: int, settings: ServerSettings, exchange: BoundedExchange) -> list[str]:
-    """Return the addresses of a host; raise NotSent when one of them is of the own network."""
+    """Return the addresses of a host; raise NotSent if one is in the server's own network."""
     try:
         found = exchange.look_up(host, port)
     except ExchangeCut:
@@ -57,7 +57,7 @@ def addresses_of(host: str, port: int, settings: ServerSettings, exchange: Bound
 def post(
     url: str, body: bytes, headers: dict[str, str], settings: ServerSettings, exchange: BoundedExchange
 ) -> None:
-    """Send a request to the very address that was checked; raise NotSent for any answer but success.
+    """Send a request to the checked address itself; raise NotSent unless it succeeds.
 
     Redirects are not followed: where they lead was not checked.
     """
@@ -73,17 +73,17 @@ def post(
         path = parts.path or "/"
         connection.request("POST", f"{path}?{parts.query}" if parts.query else path, body, headers)
         answer = connection.getresponse()
-        exchange.check()  # the end of a connection that was cut looks like the end of its headers
-        with suppress(OSError, http.client.HTTPException):  # the status is the answer
+        exchange.check()  # a cut connection looks like the end of the headers
+        with suppress(OSError, http.client.HTTPException):  # only the status matters
             answer.read(_MOST_ANSWER)
     finally:
         connection.close()
     if not 200 <= answer.status < 300:
-        raise NotSent(f"the answer was {answer.status}")
+        raise NotSent(f"status {answer.status}")
 
 
 def link_to(alert: Alert, settings: ServerSettings) -> str:
-    """Return where the alert is shown."""
+    """Return the URL of the alert's page."""
     base = (settings.public_url or f"http://{settings.host}:{settings.port}").rstrip("/")
     return f"{base}/p/{quote(alert.project)}/alerts#alert-{alert.id}"
 
@@ -98,7 +98,7 @@ def sentence(alert: Alert, event: str) -> str:
 
 
 def markdown(alert: Alert, event: str, settings: ServerSettings) -> str:
-    """Return the alert for a comment; every name is escaped."""
+    """Return the alert as Markdown for a comment; names are escaped."""
     rows = {
         "Between": f"run {alert.last_run} and run {alert.first_run}",
         "Commits": f"{(alert.last_commit or '?')[:12]}..{(alert.first_commit or '?')[:12]}",
@@ -113,13 +113,13 @@ def markdown(alert: Alert, event: str, settings: ServerSettings) -> str:
 
 
 def payload(channel: Channel, alert: Alert, event: str, settings: ServerSettings) -> Any:
-    """Return what a channel is sent, as it wants it."""
+    """Return the message in the channel's own format."""
     text, link = sentence(alert, event), link_to(alert, settings)
-    # Slack's and Discord's own marks, which a branch's name must not be.
+    # Remove Slack's and Discord's markup, which a branch name may contain.
     plain = re.sub(r"[<>&*_`~|@]", " ", text)
     match channel.kind:
         case "slack":
-            return {"text": f"{plain}\n<{link}|Look at it>"}
+            return {"text": f"{plain}\n<{link}|Show the alert>"}
         case "discord":
             return {"content": f"{plain}\n<{link}>", "allowed_mentions": {"parse": []}}
         case "teams":
@@ -128,7 +128,7 @@ def payload(channel: Channel, alert: Alert, event: str, settings: ServerSettings
                 "type": "AdaptiveCard",
                 "version": "1.4",
                 "body": body,
-                "actions": [{"type": "Action.OpenUrl", "title": "Look at it", "url": link}],
+                "actions": [{"type": "Action.OpenUrl", "title": "Show the alert", "url": link}],
             }
             content = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
             return {"type": "message", "attachments": [content]}
@@ -142,7 +142,7 @@ def payload(channel: Channel, alert: Alert, event: str, settings: ServerSettings
 def send(
     message: Message, channel: Channel, alert: Alert, settings: ServerSettings, exchange: BoundedExchange
 ) -> None:
-    """Send one message; raise NotSent when it did not get there before the exchange was cut."""
+    """Send a message; raise NotSent if that fails or times out."""
     try:
         check_channel(channel.kind, channel.target, channel.secret, settings)
         with exchange:
@@ -150,8 +150,8 @@ def send(
     except BadOption as error:
         raise NotSent(str(error)) from None
     except (OSError, ValueError, http.client.HTTPException, smtplib.SMTPException) as error:
-        # Errors of any of these may repeat the target, so only their names are kept.
-        late = f"no complete answer within {EXCHANGE_S:.0f} s"
+        # These errors may contain the target, so only their type is shown.
+        late = f"no complete response within {EXCHANGE_S:.0f} s"
         raise NotSent(late if exchange.is_cut else f"no connection: {type(error).__name__}") from None
 
 
@@ -180,17 +180,17 @@ def _deliver(
 
 
 def signature(secret: str, at: str, body: bytes) -> str:
-    """Return what proves to a webhook that we sent this body at this moment."""
+    """Return the HMAC signature of a webhook's body and timestamp."""
     return "sha256=" + hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 def send_mail(
     channel: Channel, alert: Alert, event: str, settings: ServerSettings, exchange: BoundedExchange
 ) -> None:
-    """Send one message by e-mail; raise what the connection or the mail server's answers raise."""
+    """Send a message by e-mail; raise the errors of smtplib or the connection."""
     mail = settings.mail
     if mail is None:
-        raise NotSent("this server sends no e-mail")
+        raise NotSent("e-mail is not configured")
     letter = EmailMessage()
     subject = sentence(alert, event)
     letter["Subject"] = re.sub(r"[\x00-\x1f\x7f]", " ", subject)[:200]
@@ -206,7 +206,7 @@ def send_mail(
 
 
 class _MailExchange(smtplib.SMTP):
-    """The conversation with a mail server, over connections that end with their exchange."""
+    """SMTP over the connections of an exchange."""
 
     def __init__(self, exchange: BoundedExchange, host: str, port: int) -> None:
         self._exchange = exchange

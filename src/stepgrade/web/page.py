@@ -1,4 +1,4 @@
-"""Templates of the pages, with the report's own style and filters."""
+"""The pages' templates, with the report's style and filters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parent
 
 
 def fill(template: str, view: dict[str, Any]) -> str:
-    """Return a page; every text in `view` is escaped."""
+    """Render a page; every text in `view` is escaped."""
     around = {"version": __version__, "who": None, "project": None, "here": "", "form_key": ""}
     return _environment().get_template(template).render(around | view)
 
@@ -37,6 +37,6 @@ def _environment() -> Environment:
 
 @cache
 def style() -> str:
-    """Return the style of every page: the report's, and what only these pages have."""
+    """Return the style sheet: the report's, and the pages' own rules."""
     own = (_FOLDER / "dashboard.css").read_text(encoding="utf-8")
     return report_style() + own

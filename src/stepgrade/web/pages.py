@@ -127,7 +127,7 @@ def trend(call: ProjectCall) -> Response:
     metric = call.query("metric") or "step_time_ms"
     which = structs.replace(api.selection(call), limit=call.number("limit", _TREND_RUNS, 5000))
     view: dict[str, Any] = {
-        "title": f"{title_of(metric).capitalize()}: what changed?",
+        "title": f"Trend of {title_of(metric)}",
         "metric": metric,
         "metrics": [(name, title_of(name)) for name in KEPT_METRICS],
         "branches": branches_of(call.history),

@@ -1,4 +1,4 @@
-"""The body of a request: unpacked as it comes, never more of it than is wanted."""
+"""Read request bodies: decompressed as they arrive, up to a limit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LEAST_BYTES_PER_S = 64 << 10
 
 
 async def read_into(request: Request, take: Callable[[bytes], object], most: int) -> None:
-    """Give the parts of a body to `take`, unpacked; raise Refused for one that is or would be too large."""
+    """Pass the decompressed parts of a body to `take`; raise Refused if it is too large."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:19]) > most:
-        raise Refused(413, f"more than {most:,} bytes")
+        raise Refused(413, f"the body exceeds {most:,} bytes")
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding not in ("identity", "gzip"):
-        raise Refused(415, "only gzip is understood")
+        raise Refused(415, "unsupported Content-Encoding: only gzip is supported")
     inflate = zlib.decompressobj(wbits=31) if coding == "gzip" else None
     size, packed = 0, 0
     try:
@@ -31,19 +31,19 @@ async def read_into(request: Request, take: Callable[[bytes], object], most: int
                 try:
                     part = chunk if inflate is None else inflate.decompress(chunk, most - size + 1)
                 except zlib.error:
-                    raise Refused(400, "the body is not gzip") from None
+                    raise Refused(400, "the body is not valid gzip") from None
                 size += len(part)
                 if size > most or packed > most:
-                    raise Refused(413, f"more than {most:,} bytes")
+                    raise Refused(413, f"the body exceeds {most:,} bytes")
                 take(part)
     except TimeoutError:
-        raise Refused(408, "the body came too slowly") from None
+        raise Refused(408, "timed out reading the body") from None
     if inflate is not None and not inflate.eof and packed:
-        raise Refused(400, "the body ends too early")
+        raise Refused(400, "incomplete request body")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return the body, unpacked; raise Refused for one that is too large."""
+    """Return the decompressed body; raise Refused if it is too large."""
     parts: list[bytes] = []
     await read_into(request, parts.append, most)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The life of the server's process: bind first, then serve until somebody asks it to stop."""
+"""Run the server: bind, then serve until told to stop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from stepgrade.web.connections import GuardedLoop
 
-_VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # how the processes of one server get their settings
+_VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # passes the settings to worker processes
 _STOP_S = 10
 _BACKLOG = 1_000
-_OTHER_FILES = 256  # the store, profiles, and places that are left for /healthz
+_OTHER_FILES = 256  # the store, profiles, and slots reserved for /healthz
 _LEAST_CONNECTIONS = 64
 
 
 def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
-    """Serve until the process is asked to stop; `ready` is called with the address once it is bound.
+    """Serve until the process is stopped; `ready` is called with the URL once the port is bound.
 
     Requests under way are finished first. Raise BadOption for settings that are none of the three ways, or an
     address that is taken, and MissingExtra without the packages.
@@ -47,7 +47,7 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
             "the server needs more packages", hint="pip install 'stepgrade[server]'"
         ) from error
     check(settings)
-    store = Pool(settings.place)
+    store = Pool(settings.location)
     with store.history():  # a store that cannot be opened is reported in one line, before any address
         pass
     store.close()
@@ -64,10 +64,10 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
-        proxy_headers=False,  # who is asking is decided in access.py alone
+        proxy_headers=False,  # only access.py decides who sent a request
         server_header=False,
         access_log=False,
-        log_level="error",  # warnings are of what strangers send
+        log_level="error",  # warnings are about invalid requests
         ws="none",
         http=GuardedProtocol,
         loop="stepgrade.web.serving:loop_of_process",
@@ -81,7 +81,7 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     server = uvicorn.Server(config)
 
     def stop(*_: object) -> None:
-        server.should_exit = True  # before uvicorn listens to signals itself, and after it has stopped
+        server.should_exit = True  # also before uvicorn installs its signal handlers, and after it stopped
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -92,37 +92,37 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         with asyncio.Runner(loop_factory=partial(_guarded_loop, settings)) as runner:
             runner.run(server.serve(sockets=[listening]))
     if not server.started and settings.workers == 1:
-        raise BadOption("the server could not start", hint="the lines above say why")
+        raise BadOption("the server could not start", hint="see the messages above")
 
 
 def app_of_process() -> Starlette:
-    """Return the application of one of several processes."""
+    """Return the application of a worker process."""
     from stepgrade.web.app import make_app  # an extra
 
     return make_app(from_json(os.environ[_VARIABLE], ServerSettings))
 
 
 def loop_of_process() -> GuardedLoop:
-    """Return the event loop of one of several processes."""
+    """Return the event loop of a worker process."""
     return _guarded_loop(from_json(os.environ[_VARIABLE], ServerSettings))
 
 
 def _guarded_loop(settings: ServerSettings) -> GuardedLoop:
-    """Return an event loop with as many connections as the settings and the system allow."""
+    """Return an event loop that accepts as many connections as the settings and the system allow."""
     from stepgrade.web.connections import ConnectionLimits, Gate, GuardedLoop  # an extra
 
-    # In front of us addresses say nothing: everybody comes from the proxy's.
+    # Behind a proxy all clients share its address.
     is_behind = settings.public_url is not None and settings.tls_cert is None
     limits = ConnectionLimits(
         most=_allowed_connections(settings.most_connections),
-        of_address=settings.most_connections if is_behind else settings.connections_per_address,
+        per_address=settings.most_connections if is_behind else settings.connections_per_address,
         no_share=settings.networks,
     )
     return GuardedLoop(Gate(limits))
 
 
 def _allowed_connections(wanted: int) -> int:
-    """Return how many connections there may be after asking the system for as many open files."""
+    """Raise the limit on open files if possible, and return how many connections it allows."""
     try:
         import resource  # not on every system
     except ImportError:
@@ -142,12 +142,12 @@ def _bound(settings: ServerSettings) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
-        listening.listen(_BACKLOG)  # who comes from now on waits until we are ready
+        listening.listen(_BACKLOG)  # clients wait from now on until the server is ready
     except OSError as error:
         listening.close()
-        place = f"{settings.host}:{settings.port}"
+        address = f"{settings.host}:{settings.port}"
         raise BadOption(
-            f"cannot listen at {place}: {error.strerror or error}", supply="another {port}"
+            f"cannot listen on {address}: {error.strerror or error}", supply="another {port}"
         ) from error
     listening.set_inheritable(True)
     return listening

@@ -1,4 +1,4 @@
-"""How the server is reached. There are three ways, each asked for by name; anything else refuses to start."""
+"""The server's settings. There are three access modes; inconsistent settings are rejected at startup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Mail(Struct, frozen=True, kw_only=True):
-    """The server that takes e-mail; a password is read from STEPGRADE_SMTP_PASSWORD."""
+    """The SMTP server; its password is in STEPGRADE_SMTP_PASSWORD."""
 
     host: str
     port: int = 587
@@ -27,7 +27,7 @@ class Mail(Struct, frozen=True, kw_only=True):
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
-    """Everything that an operator decides."""
+    """Everything that an operator configures."""
 
     location: str | None = None
     host: str = "127.0.0.1"
@@ -36,34 +36,34 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     trusted_proxies: tuple[str, ...] = ()
     proxy_admins: tuple[str, ...] = ()  # users or groups, as the proxy names them
     proxy_uploaders: tuple[str, ...] = ()
-    public_url: str | None = None  # as browsers see it, when something stands in front
+    public_url: str | None = None  # as browsers see it, behind a proxy
     tls_cert: str | None = None
     tls_key: str | None = None
     workers: int = 1
-    most_connections: int = 1_000  # of each process
+    most_connections: int = 1_000  # per process
     connections_per_address: int = 200
-    most_bytes: int = 2 << 20  # of a request's body once unpacked; a scorecard is some hundred kilobytes
-    uploads_per_minute: int = 120  # of one token
+    most_bytes: int = 2 << 20  # of a decompressed body; a scorecard is a few hundred kilobytes
+    uploads_per_minute: int = 120  # per token
     accepts_traces: bool = False
     most_trace_bytes: int = 64 << 20
     most_trace_s: float = 120.0
-    trace_memory: int = 4 << 30  # of all processes that score together
-    private_webhooks: bool = False  # webhooks to addresses of the own network
+    trace_memory: int = 4 << 30  # of all scoring processes together
+    private_webhooks: bool = False  # allow webhooks to the server's own network
     mail: Mail | None = None
 
     @property
     def is_secure(self) -> bool:
-        """Return whether browsers come over TLS."""
+        """Return whether browsers use TLS."""
         return self.tls_cert is not None or (self.public_url or "").startswith("https://")
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """Return the addresses whose word on who is asking counts."""
+        """Return the addresses of trusted proxies."""
         return tuple(ipaddress.ip_network(text, strict=False) for text in self.trusted_proxies)
 
     @property
     def origins(self) -> frozenset[str]:
-        """Return where our own pages come from, as browsers write it."""
+        """Return the server's own origins, as browsers send them."""
         scheme = "https" if self.tls_cert else "http"
         names = LOOPBACK_NAMES if is_loopback(self.host) else (self.host,)
         own = {f"{scheme}://{f'[{name}]' if ':' in name else name}:{self.port}" for name in names}
@@ -74,7 +74,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Return the names that a request may call us by; None is any, where tokens protect us."""
+        """Return the allowed Host headers; None allows any, since tokens protect the server then."""
         if self.access != "localhost":
             return None
         return frozenset(urlsplit(origin).hostname or "" for origin in self.origins)
@@ -82,42 +82,45 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 
 def _check_proxies(settings: ServerSettings) -> None:
     if (settings.access == "proxy") != bool(settings.trusted_proxies):
-        raise BadOption("a proxy is trusted by its address, and in that way alone", supply="{trusted_proxy}")
+        raise BadOption(
+            "a proxy is trusted by its address, and only in this mode",
+            supply="{trusted_proxy}",
+        )
     for text in settings.trusted_proxies:
         try:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError:
-            raise BadOption(f"{text!r} is no address or network", field="trusted_proxy") from None
+            raise BadOption(f"{text!r} is not an address or network", field="trusted_proxy") from None
         if network.prefixlen == 0:
-            raise BadOption("everybody would be trusted to say who they are", field="trusted_proxy")
+            raise BadOption("this would trust everyone", field="trusted_proxy")
 
 
 def check(settings: ServerSettings) -> ServerSettings:
-    """Return the settings when they are one of the three ways; raise BadOption otherwise."""
+    """Return the settings; raise BadOption if they are inconsistent."""
     if settings.access == "localhost" and not is_loopback(settings.host):
         raise BadOption(
-            f"without accounts the server is reached from this machine alone, not at {settings.host}",
+            f"without authentication the server must listen on localhost, not on {settings.host}",
             field="host",
             supply="{tokens} or {trusted_proxy}",
         )
     _check_proxies(settings)
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise BadOption("a certificate needs its key", supply="{tls_cert} and {tls_key}")
+        raise BadOption("a certificate needs a key", supply="{tls_cert} and {tls_key}")
     if settings.public_url is not None:
         parts = urlsplit(settings.public_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise BadOption("write it like https://stepgrade.example.org", field="public_url")
+            raise BadOption("must be like https://stepgrade.example.org", field="public_url")
     if settings.access == "tokens" and not settings.is_secure and not is_loopback(settings.host):
         raise BadOption(
-            "tokens would cross the network for everybody to read",
-            supply="{tls_cert} and {tls_key}, or {public_url} where TLS ends in front of the server",
+            "tokens would be sent over the network unencrypted",
+            supply="{tls_cert} and {tls_key}, or {public_url} if a proxy terminates TLS",
         )
     if not 0 <= settings.port < 65_536:
-        raise BadOption("ports are from 0 to 65,535", field="port")
+        raise BadOption("must be from 0 to 65,535", field="port")
     if not 1 <= settings.workers <= 64:
-        raise BadOption("from 1 to 64 processes", field="workers")
+        raise BadOption("must be from 1 to 64", field="workers")
     if settings.accepts_traces and settings.trace_memory // settings.workers < 512 << 20:
-        raise BadOption("each of the processes needs at least 512 MiB", field="trace_memory")
+        raise BadOption("must be at least 512 MiB per process", field="trace_memory")
     if not 1 <= settings.connections_per_address <= settings.most_connections <= 100_000:
-        raise BadOption("from 1 to 100,000, and no more per address than in all", field="max_connections")
+        raise BadOption("must be from 1 to 100,000, and not less than per address", field="max_connections")
     return settings

@@ -1,4 +1,4 @@
-"""Where messages may go: well-formed addresses outside of the server's own network."""
+"""Allowed targets of messages: valid addresses outside the server's own network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepgrade.errors import BadOption
 from stepgrade.store.client import is_loopback
 from stepgrade.web.settings import ServerSettings
 
-# Kinds of channels whose secret is sent as a header.
+# Channels whose secret is sent in a header.
 _SENT_SECRETS = ("github", "gitlab")
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 _MOST_NAME = 253
@@ -30,15 +30,15 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
-# All that is given to hosts; NAT64, IPv4-mapped, -translated and -compatible addresses are outside of it.
+# Addresses of hosts; excludes NAT64, IPv4-mapped, -translated and -compatible addresses.
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
-_ISATAP = (0x00005EFE, 0x02005EFE)  # how the lower half of an address begins that has an IPv4 address inside
+_ISATAP = (0x00005EFE, 0x02005EFE)  # prefixes of interface ids that embed an IPv4 address
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one of the public internet: no special range, nothing wrapped inside."""
+    """Return whether an address is public: not in a special range, and not embedding another address."""
     try:
-        address = ipaddress.ip_address(text)  # with a zone it is of this machine's links
+        address = ipaddress.ip_address(text)  # a zone means a link-local address
     except ValueError:
         return False
     if isinstance(address, ipaddress.IPv6Address) and (
@@ -53,7 +53,7 @@ def is_public(text: str) -> bool:
 
 
 def check_channel(kind: str, target: str, secret: str, settings: ServerSettings) -> None:
-    """Raise BadOption for a target or a secret that could not be sent to, or with."""
+    """Raise BadOption for an invalid target or secret."""
     if kind in _SENT_SECRETS and not re.fullmatch(r"[\x21-\x7e]*", secret):
         raise BadOption("must be printable ASCII without spaces", field="secret")
     if "\0" in secret:
@@ -62,14 +62,14 @@ def check_channel(kind: str, target: str, secret: str, settings: ServerSettings)
         _check_url(target, settings)
         return
     if settings.mail is None:
-        raise BadOption("this server sends no e-mail", hint="its operator names a mail server")
+        raise BadOption("e-mail is not configured", hint="the operator sets the mail server")
     user, _, host = target.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}", user) or not _is_name(host):
-        raise BadOption("is not an e-mail address", field="target")
+        raise BadOption("not an e-mail address", field="target")
 
 
 def _is_name(host: str) -> bool:
-    """Return whether a name can be looked up: labels of 1 to 63 characters, 253 in all."""
+    """Return whether a host name is valid: labels of 1 to 63 characters, 253 in total."""
     return len(host) <= _MOST_NAME and re.fullmatch(rf"{_LABEL}(?:\.{_LABEL})*", host) is not None
 
 
@@ -80,18 +80,18 @@ def _check_url(target: str, settings: ServerSettings) -> None:
         parts = urlsplit(target)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise BadOption("is not a URL", field="target") from None
+        raise BadOption("not a URL", field="target") from None
     schemes = ("https", "http") if settings.private_webhooks else ("https",)
     if parts.scheme not in schemes or not host or parts.username is not None or port == 0:
-        raise BadOption("is not a URL that begins with https:// and has no password", field="target")
+        raise BadOption("must be an https:// URL without a password", field="target")
     try:
         ipaddress.ip_address(host)
     except ValueError:
         if not _is_name(host):
             raise BadOption("has an invalid host name", field="target") from None
-        # Numbers that some resolvers take for an address, such as 0x7f.1 or 2130706433.
+        # Some resolvers accept numbers as addresses, such as 0x7f.1 or 2130706433.
         is_outside = not is_loopback(host) and "." in host and not re.fullmatch(r"(?i)[0-9a-fx.]+", host)
     else:
         is_outside = is_public(host)
     if not is_outside and not settings.private_webhooks:
-        raise BadOption("is an address of the server's own network", field="target")
+        raise BadOption("an address in the server's own network is not allowed", field="target")

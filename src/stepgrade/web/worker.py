@@ -1,4 +1,4 @@
-"""Threads that do a server's jobs: a job may fail in any way, the thread and the other jobs go on."""
+"""Threads that run the server's jobs; a failing job affects neither its thread nor other jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOP_S = 3.0
 
 
 class ServerJob(NamedTuple):
-    """What is done again and again; `do` returns whether there is more to do at once."""
+    """A periodic job; `do` returns whether to run again at once."""
 
     name: str
     every_s: float
@@ -28,14 +28,14 @@ class ServerJob(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A job that failed: how often in a row, and what was wrong."""
+    """How often in a row a job failed, and why."""
 
     times: int
     problem: str
 
 
 class JobState(NamedTuple):
-    """Whether a worker lives, how long ago it last did something, and how many of its jobs fail."""
+    """Whether a worker is alive, how long it has been idle, and how many of its jobs fail."""
 
     is_alive: bool
     idle_s: float
@@ -43,16 +43,16 @@ class JobState(NamedTuple):
 
 
 def failure_of(job: Callable[[], object]) -> Exception | None:
-    """Do a job, and return what went wrong."""
+    """Run a job and return its exception, if any."""
     try:
         job()
-    except Exception as error:  # noqa: BLE001  it meets foreign hosts and old rows: none of them may end the thread
+    except Exception as error:  # noqa: BLE001  nothing may end the thread
         return error
     return None
 
 
 def shown_failure(error: Exception) -> str:
-    """Return what went wrong for the log; of an unexpected error, whose text may hold a secret, the place."""
+    """Return an error for the log; for unexpected ones only the type and line: the text may hold a secret."""
     if isinstance(error, StepgradeError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -61,13 +61,13 @@ def shown_failure(error: Exception) -> str:
 
 
 class JobWorker:
-    """A thread that does jobs in turns; one that fails has to wait longer each time, the others do not."""
+    """A thread that runs jobs in turn, with backoff for each failing job."""
 
     def __init__(
         self, name: str, jobs: Callable[[], Iterable[ServerJob]], wake: threading.Event | None = None
     ) -> None:
         self.name = name
-        self.wake = wake or threading.Event()  # set to begin the next round now
+        self.wake = wake or threading.Event()  # set to start the next round now
         self.failing: dict[str, Failure] = {}
         self._jobs = jobs
         self._due: dict[str, float] = {}
@@ -76,24 +76,24 @@ class JobWorker:
         self._thread = threading.Thread(target=self._run, name=f"stepgrade-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._beat = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """End between two jobs; one that takes long is left behind."""
+        """Stop after the current job; a long one is abandoned."""
         self._stopping.set()
         self.wake.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def state(self) -> JobState:
-        """Return whether it does its work."""
+        """Return whether it is alive and working."""
         idle_s = time.monotonic() - self._beat
         return JobState(self._thread.is_alive() and idle_s < _STALLED_S, idle_s, len(self.failing))
 
     def round(self) -> None:
-        """Do every job that is due."""
+        """Run every job that is due."""
         jobs: list[ServerJob] = []
         self._do(ServerJob("list", 0.0, lambda: jobs.extend(self._jobs())))
         known = {"list", *(job.name for job in jobs)}
