@@ -111,7 +111,7 @@ def test_a_command_of_the_recipes(project: Project, heading: str, line: str, let
         commits.append(project.train())
         ran = project.sh(command)
         assert ran.returncode == 3, ran.stderr
-        assert ("there is no history" in ran.stdout) is (number == 0)
+        assert ("no history at" in ran.stdout) is (number == 0)
         assert project.kept() == [("main", commit) for commit in commits]
     commits.append(project.train())
     passed = project.sh(command)

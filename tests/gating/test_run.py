@@ -140,7 +140,7 @@ def test_what_differs_may_be_allowed(tmp_path: Path) -> None:
 def test_what_does_not_fit_together() -> None:
     with pytest.raises(BadOption, match="against: both a baseline and a branch"):
         sg.gate([NEW], baseline=[OLD], against="history:main")
-    with pytest.raises(BadOption, match="fail_on: the gate tests for regressions"):
+    with pytest.raises(BadOption, match="fail_on: the gate always checks for regressions"):
         sg.gate([NEW], baseline=[OLD], fail_on=["warning"])
     with pytest.raises(BadOption, match="allow_different: 'colour'"):
         sg.gate([NEW], baseline=[OLD], config=Config(gate=GateTable(allow_different=("colour",))))

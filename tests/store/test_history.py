@@ -102,7 +102,7 @@ def test_only_the_present_level_counts(place: str) -> None:
         found = runs_of_branch(history, card(), "main", frozenset())
     assert len(found.runs) == 12
     assert all((run.step_ms or 0.0) >= 120.0 for run in found.runs)
-    assert "changed lately" in found.notes[0].text
+    assert "changed recently" in found.notes[0].text
 
 
 def test_a_trend_names_the_commits(place: str) -> None:
@@ -114,7 +114,7 @@ def test_a_trend_names_the_commits(place: str) -> None:
         assert change.change == pytest.approx(0.198, abs=0.01)
         with pytest.raises(BadHistory, match="unknown metric"):
             trend_of(history, "id; drop table stepgrade_run", Selection())
-        with pytest.raises(NotMeasured, match="no such run"):
+        with pytest.raises(NotMeasured, match="no matching run"):
             trend_of(history, "mfu", Selection(branch="topic"))
         with pytest.raises(NotMeasured, match="no run has mfu"):
             trend_of(history, "mfu", Selection())

@@ -16,7 +16,7 @@ from stepgrade.scoring.step_times import RunTimes
 Key: TypeAlias = tuple[str | None, ...]
 Level: TypeAlias = Callable[[PartTime], Key]
 
-# From the finest to the coarsest; the first at which both sides find most of their time in the other is used.
+# From fine to coarse; the first level that matches most of the time of both sides is used.
 LEVELS: dict[str, Level] = {
     "class, role and direction": lambda part: (part.work_class, part.role, part.direction),
     "class and direction": lambda part: (part.work_class, None, part.direction),
@@ -24,8 +24,8 @@ LEVELS: dict[str, Level] = {
     "class": lambda part: (part.work_class, None, None),
 }
 FINE_ENOUGH = 0.80
-UNKNOWN = ("other", None)  # of such operations nothing says that they are the same
-# What one precision takes against another at least, by the data sheets of devices with tensor cores.
+UNKNOWN = ("other", None)  # such operations cannot be matched
+# Minimum cost of one precision relative to another, from data sheets of devices with tensor cores.
 _COST = {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "tf32": 4.0, "fp32": 8.0}
 
 
@@ -60,7 +60,7 @@ class CanonicalGap(Struct, frozen=True, kw_only=True):
 
 
 class Matched(Struct, frozen=True, kw_only=True):
-    """What both sides have, at which level of detail, and what only one has."""
+    """The operations of both sides, the level they were matched at, and those of one side only."""
 
     level: str
     gaps: tuple[CanonicalGap, ...]
@@ -79,7 +79,7 @@ def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[Par
     if not parts:
         ms_of = ms_by_operation(profile)
         calls = {op.name: op.calls for op in profile.operations}
-        # Where some names say backward, the others run forward.
+        # If some names contain backward, the others are forward.
         default = "forward" if any(direction_of(name) == "backward" for name in ms_of) else None
         for name, ms in ms_of.items():
             if ms > 0.0:
@@ -106,7 +106,7 @@ def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[Par
 
 
 def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
-    """Match two runtimes at the finest level that covers most of both, else at the one that covers most."""
+    """Match two runtimes at the finest level that covers most of both, else at the level that covers most."""
     found: list[tuple[float, Matched]] = []
     for name, level in LEVELS.items():
         left, right = _totals(ours, level), _totals(theirs, level)
@@ -124,7 +124,7 @@ def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
             ours_share=shares[0],
             theirs_share=shares[1],
         )
-        # Rounded, so that of levels that cover as much the finest is taken.
+        # Rounded, so that the finest of equally good levels wins.
         found.append((round(min(shares), 9), matched))
         if found[-1][0] >= FINE_ENOUGH:
             break
@@ -154,10 +154,10 @@ def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
     gap = ours.ms - theirs.ms
     count = 0.0
     if ours.calls and theirs.calls:
-        # More calls cost the mean of both runtimes' time per call.
+        # Extra calls are charged at the mean time per call of both runtimes.
         per_call = (ours.ms / ours.calls + theirs.ms / theirs.calls) / 2.0
         count = (ours.calls - theirs.calls) * per_call
-    # A wider precision explains of longer calls no more than the data sheets' ratio.
+    # A wider precision explains longer calls only up to the data sheets' ratio.
     precision = 0.0
     narrow, wide = _COST.get(theirs.dtype or ""), _COST.get(ours.dtype or "")
     if narrow and wide and wide > narrow:

@@ -21,12 +21,12 @@ from stepgrade.model.run import ChangePoint
 from stepgrade.statistics import MAD_TO_SIGMA
 
 Floats = NDArray[np.float64]
-# Shorter than this is an episode, not a level.
+# Shorter segments are not levels.
 LEAST_SEGMENT = 4
 LEVEL = 0.001
 _DECAY = math.sqrt(2.0)
 _CLIP = 3.5
-# The authors' factor on the threshold: of series that are noise alone about 1 % then show a change.
+# The authors' factor on the threshold: about 1 % of pure-noise series then show a change.
 _CAUTION = 1.3
 _MOST_CORRELATION = 0.9
 
@@ -34,7 +34,7 @@ _MOST_CORRELATION = 0.9
 def change_points(
     values: Sequence[float], *, least_segment: int = LEAST_SEGMENT, least_change: float = 0.0
 ) -> tuple[ChangePoint, ...]:
-    """Return the changes of level in order; `least_change` (a share) leaves smaller ones out."""
+    """Return the changes of level in order, without those smaller than `least_change` (a share)."""
     series = np.asarray(values, dtype=np.float64)
     least = max(2, least_segment)
     if len(series) < 2 * least:
@@ -43,7 +43,7 @@ def change_points(
     points = _candidates(calm, least)
     while points:
         scores = _scores(calm, points, least_change)
-        # The weakest go first, none beside another: each that goes gives its neighbours more room.
+        # Remove the weakest first, no two adjacent: each removal lengthens its neighbours' segments.
         weak: set[int] = set()
         for place in sorted(range(len(scores)), key=lambda place: scores[place]):
             if scores[place] < 1.0 and not weak & {place - 1, place + 1}:
@@ -60,17 +60,17 @@ def change_points(
 
 
 def last_level(values: Sequence[float]) -> int:
-    """Return where the level begins that the series ends with."""
+    """Return the index at which the last level starts."""
     found = change_points(values)
     return found[-1].index if found else 0
 
 
 def _without_spikes(series: Floats, least: int) -> Floats:
-    """Clip what sticks out from the median of its surroundings, which a level of `least` points moves."""
+    """Clip outliers from the running median, which a level of `least` points shifts."""
     width = 2 * least - 1
     padded = np.pad(series, least - 1, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    # The width is odd: the element in the middle is the median, found without looking for NaN as well.
+    # The width is odd, so the middle element is the median; np.median would also check for NaN.
     middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
     rest = series - middle
     reach = _CLIP * max(MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
@@ -78,10 +78,10 @@ def _without_spikes(series: Floats, least: int) -> Floats:
 
 
 def _candidates(series: Floats, least: int) -> list[int]:
-    """Return splits, the best first, each in an interval that no better one has split."""
+    """Return splits, best first, each in an interval that no better one has split."""
     count = len(series)
     sums = np.concatenate(([0.0], np.cumsum(series - series.mean())))
-    # The noise from neighbour to neighbour, which a change of level does not touch.
+    # Noise estimated from differences of neighbours, which changes of level hardly affect.
     noise = max(MAD_TO_SIGMA * float(np.median(np.abs(np.diff(series)))) / math.sqrt(2.0), 1e-12)
     bound = _CAUTION * math.sqrt(2.0 * math.log(count)) * noise
     found: list[tuple[float, int, int, int]] = []
@@ -103,7 +103,7 @@ def _candidates(series: Floats, least: int) -> list[int]:
 def _best_splits(
     sums: Floats, starts: NDArray[np.int64], length: int, least: int, bound: float
 ) -> Iterator[tuple[float, int, int, int]]:
-    """Yield each interval's largest standardised difference of means above the bound, its place, the ends."""
+    """Yield each interval's largest standardised difference of means above the bound, its index, the ends."""
     left = np.arange(least, length - least + 1)
     right = length - left
     scale = np.sqrt(left * right / length)
@@ -119,14 +119,14 @@ def _best_splits(
 
 
 def _scores(series: Floats, points: list[int], least_change: float) -> list[float]:
-    """Return each change's Welch's t over its critical value: 1 or more stands; 0 is too small to matter."""
+    """Return each change's Welch's t over its critical value: at least 1 is significant, 0 too small."""
     starts = np.array([0, *points])
     counts = np.diff([*starts, len(series)]).astype(np.float64)
     means = np.add.reduceat(series, starts) / counts
     rest = series - np.repeat(means, counts.astype(np.int64))
     squares = np.add.reduceat(rest * rest, starts)
     power = float(squares.sum())
-    # Neighbours that resemble each other inflate the variance of a mean.
+    # Autocorrelation inflates the variance of a mean.
     rho = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), _MOST_CORRELATION) if power else 0.0
     inflation = (1.0 + rho) / (1.0 - rho)
     errors, sizes = (squares / (counts - 1.0) / counts).tolist(), counts.tolist()

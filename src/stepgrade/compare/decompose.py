@@ -12,7 +12,7 @@ from stepgrade.units import NS_PER_MS
 
 
 class GapPart(Struct, frozen=True, kw_only=True):
-    """One part of the gap: above 0 it makes ours slower. `share` is of the whole gap."""
+    """A part of the gap; positive if it makes ours slower. `share` is of the whole gap."""
 
     name: str
     kind: str  # operation, one_sided, concurrency, communication, overlap, launches, wait, ranks, outside
@@ -21,17 +21,17 @@ class GapPart(Struct, frozen=True, kw_only=True):
 
 
 class Decomposition(Struct, frozen=True, kw_only=True):
-    """Our step against theirs for as many tokens; the parts add up to `gap_ms`."""
+    """Our step against theirs for the same number of tokens; the parts add up to `gap_ms`."""
 
     ours_ms: float
     theirs_ms: float
     gap_ms: float
-    tokens_scale: float  # what their times were multiplied by: our tokens per step over theirs
+    tokens_scale: float  # our tokens per step over theirs; their times are multiplied by it
     parts: tuple[GapPart, ...]
 
 
 class _Times(Struct, frozen=True, kw_only=True):
-    """Where one run's step goes, in milliseconds for as many tokens as ours."""
+    """Where the time of a run's step goes, in milliseconds, scaled to our tokens."""
 
     step: float
     mean_rank: float
@@ -47,7 +47,7 @@ Part = tuple[str, str, float]  # kind, name, milliseconds
 def decompose(
     ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], matched: Matched, scale: float
 ) -> Decomposition | None:
-    """Split the gap between the typical steps into parts; None when one of the runs has no step time."""
+    """Split the gap between the typical steps into parts; None if a run has no step time."""
     if not ours[1].typical_ms or not theirs[1].typical_ms:
         return None
     our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
@@ -89,7 +89,7 @@ def decompose(
 
 def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
     ledger, step = profile.ledger, (times.typical_ms or 0.0) * scale
-    # What the profile has per step are means; the gap is that of the typical steps.
+    # The profile's times per step are means; the gap is between typical steps.
     step_scale = times.scale * scale
     accounts: dict[str, float] = {}
     mean_rank = step
@@ -109,18 +109,18 @@ def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Tim
 
 
 def _part(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:
-    """Return a part in the first words where ours is slower by it, else in the second."""
+    """Return a part, named by the first word if it makes ours slower, else by the second."""
     word = words[0] if ms >= 0.0 else words[1]
     return kind, f"{name}: {word}" if name else word, ms
 
 
 def _ledger_parts(ours: _Times, theirs: _Times) -> list[Part]:
-    """Return what is not operations: work done at once, and the accounts of the device's time."""
+    """Return the parts that are not operations: concurrency, and the accounts of the device's time."""
     hidden = [run.accounts["compute"] - run.work for run in (ours, theirs)]
     at_once = ("fewer operations at once", "more operations at once")
     parts = [_part("concurrency", hidden[0] - hidden[1], at_once)]
-    # Exposed communication: how much there is, and how little of it is hidden. Waiting for the host: how
-    # many launches there are, and how long each waits.
+    # Split exposed communication into amount and overlap, and waiting for the host into the number of
+    # launches and the wait per launch.
     name = "exposed_communication"
     gap = ours.accounts[name] - theirs.accounts[name]
     more = _by_amount(
@@ -143,7 +143,7 @@ def _ledger_parts(ours: _Times, theirs: _Times) -> list[Part]:
 
 
 def _by_amount(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
-    """Return what the amount explains of a cost (amount, cost), at the mean of both runs' cost of one."""
+    """Return the part of the difference in cost that the amounts explain, at the mean cost per unit."""
     if not ours[0] or not theirs[0]:
         return 0.0
     return (ours[0] - theirs[0]) * (ours[1] / ours[0] + theirs[1] / theirs[0]) / 2.0

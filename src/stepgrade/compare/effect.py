@@ -26,37 +26,37 @@ from stepgrade.compare.noise import (
 )
 from stepgrade.statistics import mean
 
-# Runs of history that a new one is compared with: enough to know the noise, few enough to follow the machine.
+# Earlier runs that a new one is compared with: enough to estimate the noise, few enough to be current.
 MOST_RUNS = 50
-# No noise that is given or assumed explains a change of this factor.
+# A change by this factor is never noise.
 SURE_FACTOR = 3.0
-# Beyond this a ratio does not fit into a float.
+# Beyond this a ratio overflows a float.
 _LARGEST_LOG = 700.0
-# To alarm takes 99.5 %; that a slowdown can be ruled out is said with 95 % on its side.
+# A regression needs 99.5 % confidence; ruling one out needs 95 %, one-sided.
 NEAR_LEVEL = 0.10
 
 
 class Effect(Struct, frozen=True, kw_only=True):
-    """A change as a share, its interval, and the probability of as much by noise alone."""
+    """A change as a share, its interval, and the probability that noise alone causes it."""
 
     change: float
     low: float
     high: float
-    near_low: float  # no lower, and no higher, with 95 % confidence each
+    near_low: float  # one-sided bounds with 95 % confidence
     near_high: float
     p_value: float
-    is_other_kind: bool  # beyond the noise, but where earlier runs of a second kind of machine lie
+    is_other_kind: bool  # beyond the noise, but like earlier runs on another kind of machine
     sigma: float  # standard error of the logarithm
-    run_sigma: float  # of it, what only more runs make smaller
+    run_sigma: float  # the part of it that only more runs reduce
 
 
 def shift_of(now: Sample, before: Sample) -> float:
-    """Return the logarithm of the change, without the accidents of the earlier runs."""
+    """Return the logarithm of the change, ignoring outliers of the earlier runs."""
     return mean(now.logs) - mean(without_accidents(before.logs))
 
 
 def p_value_of(now: Sample, before: Sample, noise: RunNoise) -> float:
-    """Return how often noise alone puts runs so far from the level, or on a kind of machine seen before."""
+    """Return the probability that noise, or another known kind of machine, explains the distance."""
     shift = shift_of(now, before)
     spread = math.sqrt(1.0 / len(now.values) + 1.0) * math.log1p(noise.told.share)
     each = 1.0 / (len(before.values) + 1)
@@ -67,7 +67,7 @@ def p_value_of(now: Sample, before: Sample, noise: RunNoise) -> float:
 
 
 def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
-    """Return the widths that the difference of two groups of runs may have by noise alone."""
+    """Return the possible widths of the noise in the difference of two groups of runs."""
     runs, earlier = len(now.values), len(without_accidents(before.logs))
     step_variance = now.step_variance / len(now.values) + before.step_variance / len(before.values)
     steps = [sample.steps for sample in (now, before) if sample.steps]
@@ -78,7 +78,7 @@ def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
             variance = width.sigma**2 * (times + 1.0 / earlier) + step_variance
             freedom = KNOWN_EXACTLY
             if noise.told.freedom is None and steps and step_variance:
-                # Of a noise that is taken as it is only the steps' part is estimated (Satterthwaite).
+                # If the noise is given, only the steps' part is estimated (Satterthwaite).
                 known = max(1.0, sum(steps) - len(steps))
                 freedom = int(min(KNOWN_EXACTLY, known * (variance / step_variance) ** 2))
             widths.append(Width(sigma=math.sqrt(variance), weight=width.weight * share, freedom=freedom))
@@ -87,7 +87,7 @@ def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
 
 @cache
 def _tails_of_mean(runs: int) -> tuple[tuple[float, float], ...]:
-    """Return the mean of several runs with heavy tails as normal distributions: their shares and variances.
+    """Return the mean of heavy-tailed runs as a mixture of normals: (weight, variance) pairs.
 
     The widest of the runs is of one kind, the others are as wide at most: exact for one run.
     """
@@ -102,7 +102,7 @@ def _tails_of_mean(runs: int) -> tuple[tuple[float, float], ...]:
 
 
 def effect_of(now: Sample, before: Sample, noise: RunNoise, level: float) -> Effect:
-    """Return the change from `before` to `now` with the interval that misses it with probability `level`."""
+    """Return the change from `before` to `now` with a confidence interval of 1 - `level`."""
     shift, widths = shift_of(now, before), widths_of(now, before, noise)
     reach, near = (exceeded(share, widths) for share in (level, NEAR_LEVEL))
     if noise.told.freedom is None:

@@ -1,4 +1,4 @@
-"""Tell whether two runs are comparable: the same work on the same machine, measured in the same way."""
+"""Decide whether two runs are comparable: same work, same machine, same kind of measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepgrade.model import Fingerprint, Note
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__
-# What a step holds on average, and how far two runs of the same code may be apart in it.
+# Mean quantities per step, and by how much two runs of the same code may differ in them.
 _AVERAGES = ("tokens_per_step", "samples_per_step")
 _SAME_WORK = 0.01
 

@@ -16,7 +16,7 @@ from stepgrade.scoring.step_times import StepTimes, step_times
 from stepgrade.statistics import mean
 from stepgrade.units import show_count, show_delta, show_share
 
-# The interval misses the truth once in 200 times: of identical runs at most 1 % may alarm, on two sides.
+# 99.5 % confidence, two-sided: at most 1 % of identical runs may raise a false alarm.
 LEVEL = 0.005
 # The metrics that are compared, and where a run has them.
 COMPARED: dict[str, Callable[[Baseline], float | None]] = {
@@ -42,7 +42,7 @@ def changes_of(
 
     `pooled_noise` is how much runs of the same project in other circumstances differ.
     """
-    # One measurement, read again: no noise lies between a run and itself.
+    # The same measurement twice: there is no noise between a run and itself.
     first, *others = (structs.replace(run, name="") for run in (*now, *before))
     is_same = all(other == first for other in others)
     times_now, times_before = ([step_times(run.samples_ms) for run in runs] for runs in (now, before))
@@ -62,7 +62,7 @@ def changes_of(
 
 
 def change_between_steps(now: Baseline, before: Baseline) -> tuple[MetricChange, ...]:
-    """Return step time and throughput of two runs by the noise of their steps alone; nothing if unknown."""
+    """Return changes of step time and throughput, judged by step noise alone; empty if unknown."""
     times = [step_times(run.samples_ms) for run in (now, before)]
     if any(known is None or known.sigma_log is None for known in times):
         return ()
@@ -71,7 +71,7 @@ def change_between_steps(now: Baseline, before: Baseline) -> tuple[MetricChange,
 
 
 def _sample(metric: Metric, runs: Sequence[Baseline], times_of_runs: Sequence[StepTimes | None]) -> Sample:
-    """Return the figures of the runs that have the metric."""
+    """Return the values of the runs that have the metric."""
     read = COMPARED[metric.name]
     rows = [
         (value, times if metric.from_steps else None)
@@ -89,7 +89,7 @@ def _sample(metric: Metric, runs: Sequence[Baseline], times_of_runs: Sequence[St
 def change_of(
     metric: Metric, now: Sample, before: Sample, run_noise: RunNoise, sensitivity: Sensitivity
 ) -> MetricChange:
-    """Return what became of one metric, or of the time of one part."""
+    """Return the change of a metric, or of the time of a part."""
     noise = run_noise.told
     effect = effect_of(now, before, run_noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
@@ -115,7 +115,7 @@ def change_of(
 
 
 def outcome_of(change: Effect | MetricChange, worse: str, sensitivity: Sensitivity) -> Outcome:
-    """Return the outcome: a change counts when it is beyond the noise and beyond what is allowed."""
+    """Return the outcome; a change counts if it exceeds both the noise and the allowance."""
     size, low, high, worst = change.change, change.low, change.high, change.near_high
     if worse == "down":
         size, low, high, worst = -size, -high, -low, -change.near_low
@@ -127,7 +127,7 @@ def outcome_of(change: Effect | MetricChange, worse: str, sensitivity: Sensitivi
 
 
 def _level(sample: Sample) -> float:
-    """Return the figure that the change is calculated from: the geometric mean without accidents."""
+    """Return the geometric mean without outliers, from which the change is calculated."""
     if len(sample.values) == 1:
         return sample.values[0]
     return math.exp(mean(without_accidents(sample.logs)))
@@ -149,14 +149,14 @@ def _why(effect: Effect, metric: Metric, outcome: Outcome, sensitivity: Sensitiv
 def _what_would_decide(
     effect: Effect, now: Sample, before: Sample, noise: Noise, sensitivity: Sensitivity
 ) -> str:
-    """Return how many more steps would decide, where steps are few; else how many more runs."""
+    """Return how many more steps, or else runs, would be needed to decide."""
     if noise.basis == "assumed":
         missing = max(1, FEWEST_RUNS - len(before.values))
         return (
             f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure how much "
             f"identical runs differ, which is not known ({show_share(noise.share, 0)} is assumed)"
         )
-    # What would pass it if it is as large as it seems, or what would fail it, whichever is easier.
+    # Enough to pass or to fail if the change is as large as it seems, whichever needs less.
     shift = abs(math.log1p(effect.change))
     near, far = (math.log1p(high) - math.log1p(effect.change) for high in (effect.near_high, effect.high))
     reach = math.expm1(max(math.log1p(sensitivity.detect) - shift, shift * near / far))

@@ -1,4 +1,4 @@
-"""How much identical runs differ, as far as a few of them and what is known of others can tell.
+"""Estimate how much identical runs differ, from a few runs and a prior.
 
 The width of the noise between runs is not a number but a belief: a grid of widths, each with a weight. It
 starts from what is usual, on other machines or in the same project's other runs, and every earlier run moves
@@ -21,29 +21,27 @@ from msgspec import Struct, structs
 from stepgrade.model.comparison import Metric, Noise, NoiseBasis
 from stepgrade.statistics import mean, median_and_spread
 
-# Identical runs before their spread is called measured, and before it counts at all beside what is usual.
+# How many identical runs it takes to call their spread measured, and to use it beside the prior.
 LEAST_RUNS = 5
 FEWEST_RUNS = 3
-# Times never agree better than this; a history that holds one file again and again seems to say so.
+# Times never agree better than this, except in a history with copies of one file.
 LEAST_TIME_NOISE = 0.005
-# What is usual: half of all machines are below this share of the largest noise reported, two thirds of them
+# The prior: its median as a share of the largest noise reported, and its width: two thirds of machines are
 # within a factor of two (the exponential of 0.7).
 USUAL_SHARE = 0.108
 _USUAL_FACTOR = 0.7
-# Other runs of the same project say more: they share its machines.
+# The prior is narrower with other runs of the same project, which share its machines.
 _POOLED_FACTOR = 0.5
-# Runs whose steps vary widely differ more themselves.
+# Runs with more step noise also differ more from each other.
 _OF_STEPS = 0.5
-# Ten runs outweigh what is usual: it is then only a hint.
+# Ten runs outweigh the prior.
 _MANY_RUNS = 10
 _HINT_FACTOR = 0.95
-# How likely heavy tails are before the runs are looked at: few runs seldom show what is rare, so that some of
-# it goes with their number.
+# Prior probability of heavy tails; part of it depends on the number of runs, since few seldom show them.
 _HEAVY_WEIGHT = 0.4
 _HEAVY_UNSEEN = 5.0
 _HEAVY_MOST = 0.9
-# Student's distribution with three degrees as normal ones: how many of the runs, and their variance as a
-# multiple of its scale's square.
+# Student's t with three degrees of freedom as a mixture of normals: (weight, variance in squared scales).
 HEAVY_TAILS = (
     (0.0833, 0.346),
     (0.5851, 0.959),
@@ -55,54 +53,54 @@ HEAVY_TAILS = (
 _RATIO = 1.3
 _LOWEST, _HIGHEST = 1.0 / 16.0, 20.0
 _NEGLIGIBLE = 1e-6
-_LEAST_DENSITY = 1e-300  # whose logarithm is a number
+_LEAST_DENSITY = 1e-300  # smallest density with a finite logarithm
 _CLOSE = 1e-9
 _MOST_ROUNDS = 100
-# Runs this many robust deviations from the others are accidents and do not move the level.
+# Runs this many robust deviations from the others are outliers and do not affect the level.
 _ACCIDENT = 5.0
-# Kinds of machines that one calls the same do not differ by more.
+# Largest difference between machines of nominally the same kind.
 _KINDS_APART = 0.2
 KNOWN_EXACTLY = 10_000
-# With more degrees of freedom than this Student's distribution is the normal one to three digits.
+# With more degrees of freedom Student's distribution equals the normal one to three digits.
 MANY = 500
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """The figures of some runs, and the standard errors of their logarithms as the steps of each run show."""
+    """Values of runs, and the standard errors of their logarithms from the steps of each run."""
 
     values: tuple[float, ...]
     sigmas: tuple[float | None, ...] = ()
-    steps: float | None = None  # independent steps that the standard errors rest on
+    steps: float | None = None  # independent steps behind the standard errors
 
     @property
     def logs(self) -> list[float]:
-        """Return the logarithms of the figures."""
+        """Return the logarithms of the values."""
         return [math.log(value) for value in self.values]
 
     @property
     def step_variance(self) -> float:
-        """Return the mean squared standard error that the steps leave; 0 where it is not known."""
+        """Return the mean squared standard error from the steps; 0 if unknown."""
         known = [sigma * sigma for sigma in self.sigmas if sigma is not None]
         return mean(known) if known else 0.0
 
     @property
     def step_spread(self) -> float:
-        """Return how much single steps of a run differ, as a logarithm; 0 where it is not known."""
+        """Return the standard deviation of single steps, as a logarithm; 0 if unknown."""
         runs = sum(sigma is not None for sigma in self.sigmas)
         return math.sqrt(self.step_variance * (self.steps or 0.0) / runs * 2.0 / math.pi) if runs else 0.0
 
 
 class Width(Struct, frozen=True, kw_only=True):
-    """One width that the noise between runs may have, as the standard deviation of a logarithm."""
+    """A possible width of the noise between runs, as the standard deviation of a logarithm."""
 
     sigma: float
     weight: float = 1.0
-    freedom: int = KNOWN_EXACTLY  # of its distribution
-    has_heavy_tails: bool = False  # Student's with three degrees, and `sigma` is its scale
+    freedom: int = KNOWN_EXACTLY  # degrees of freedom
+    has_heavy_tails: bool = False  # Student's t with three degrees of freedom; `sigma` is its scale
 
 
 class RunNoise(Struct, frozen=True, kw_only=True):
-    """The noise between identical runs: as it is told, and the widths that it may have.
+    """The noise between identical runs: as reported, and its possible widths.
 
     `other_kinds` are earlier runs that machines of another kind would explain, as logarithms from the level.
     """
@@ -113,14 +111,14 @@ class RunNoise(Struct, frozen=True, kw_only=True):
 
 
 def known_noise(told: Noise) -> RunNoise:
-    """Return a noise that is taken as it is."""
+    """Return a noise that is given, not estimated."""
     return RunNoise(told=told, widths=(Width(sigma=math.log1p(told.share)),))
 
 
 def noise_of(
     now: Sample, before: Sample, metric: Metric, *, given: float | None = None, pooled: float | None = None
 ) -> RunNoise:
-    """Return the noise between runs of one metric, from the runs themselves and from what else is known.
+    """Return the noise between runs of a metric, from the runs and the prior.
 
     A noise that is `given` counts until enough runs measure it. `pooled` is that of the same project's other
     runs. With neither, and fewer than three runs, the largest that was ever reported is assumed.
@@ -137,7 +135,7 @@ def noise_of(
     least = LEAST_TIME_NOISE if metric.from_steps else 0.0
     usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled, least))
     usual = max(usual, _OF_STEPS * max(now.step_spread, before.step_spread))
-    # An accident is no part of the level, but it is one of the runs: the heavy tails hold it.
+    # An outlier does not affect the level, but counts for the heavy tails.
     level, level_now = mean(earlier), mean(now.logs)
     repeated = [log - level_now for log in now.logs] if len(now.values) > 1 else []
     apart = [log - level for log in before.logs] + repeated
@@ -150,7 +148,7 @@ def noise_of(
     widths = _weighed(apart, seen, before.step_variance, prior, least)
     if is_measured:
         squares = math.fsum((log - level) ** 2 for log in earlier) + math.fsum(log * log for log in repeated)
-        # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
+        # Runs cannot agree better than their step noise allows, except copies of one run.
         share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
         basis: NoiseBasis = "measured" if len(earlier) >= LEAST_RUNS else "repeated"
         told = Noise(share=share, basis=basis, freedom=freedom)
@@ -161,7 +159,7 @@ def noise_of(
 
 
 class _Prior(Struct, frozen=True, kw_only=True):
-    """What is believed before any run was seen: a log-normal width, and how likely heavy tails are."""
+    """The prior: a log-normal width, and the probability of heavy tails."""
 
     center: float
     factor: float
@@ -171,7 +169,7 @@ class _Prior(Struct, frozen=True, kw_only=True):
 def _weighed(
     apart: Sequence[float], freedom: int, step_variance: float, prior: _Prior, least: float
 ) -> tuple[Width, ...]:
-    """Return the widths with their weights after runs were seen, `apart` from the means of their groups."""
+    """Return the posterior widths with weights, given deviations `apart` from the means of their groups."""
     center = prior.center
     squares = math.fsum(log * log for log in apart)
     top = max(_HIGHEST * center, 4.0 * math.sqrt(squares / len(apart)))
@@ -191,7 +189,7 @@ def _weighed(
             math.log(max(sum(peak * math.exp(log * log * by) for peak, by in peaks), _LEAST_DENSITY))
             for log in apart
         )
-        # As many terms as there are degrees of freedom: the means were taken from the same runs.
+        # One term per degree of freedom: the means were estimated from the same runs.
         heavy = math.log(prior.heavy_weight) + of_width + seen * freedom / len(apart)
         rows.append((heavy, Width(sigma=run_sigma, has_heavy_tails=True)))
     highest = max(log for log, _ in rows)
@@ -205,7 +203,7 @@ def _weighed(
 
 
 def without_accidents(logs: Sequence[float]) -> list[float]:
-    """Return the figures without those far from all others; all of them when they are few."""
+    """Return the values without outliers; all of them if there are few."""
     if len(logs) < 2 * LEAST_RUNS:
         return list(logs)
     middle, deviation = median_and_spread(logs)
@@ -213,7 +211,7 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
 
 
 def _other_kinds(logs: Sequence[float], ordinary: Sequence[float]) -> tuple[float, ...]:
-    """Return how far from the level the runs lie that machines of another kind would explain.
+    """Return the distances from the level that another kind of machine would explain.
 
     They are apart from the ordinary ones, but not by much, and ordinary ones followed: what came last may be
     the first runs of slower code.
@@ -225,7 +223,7 @@ def _other_kinds(logs: Sequence[float], ordinary: Sequence[float]) -> tuple[floa
 
 
 def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:
-    """Return how much neighbouring runs of several series differ, as a share; None when there are too few.
+    """Return how much neighbouring runs of several series differ, as a share; None if there are too few.
 
     Differences of neighbours, and their median, know nothing of changes of level.
     """
@@ -237,12 +235,12 @@ def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:
 
 @cache
 def critical(level: float, freedom: int) -> float:
-    """Return the t that noise alone exceeds, in either direction, with the probability `level`."""
+    """Return the two-sided critical value of Student's t at `level`."""
     return exceeded(level, (Width(sigma=1.0, freedom=freedom),))
 
 
 def exceeded(level: float, widths: Sequence[Width]) -> float:
-    """Return what noise of these widths exceeds, in either direction, with the probability `level`."""
+    """Return the two-sided critical value of noise with these widths at `level`."""
 
     def above(shift: float) -> float:
         return math.log(max(how_often(shift, widths), _LEAST_DENSITY) / level)
@@ -255,7 +253,7 @@ def exceeded(level: float, widths: Sequence[Width]) -> float:
         low, at_low = high, at_high
         high *= 2.0
         at_high = above(high)
-    # The secant, where an end that stays twice counts half (Illinois): a fraction of the work of halving.
+    # Illinois variant of the secant method: much faster than bisection.
     stayed = 0.0
     for _ in range(_MOST_ROUNDS):
         middle = (low * at_high - high * at_low) / (at_high - at_low)
@@ -273,7 +271,7 @@ def exceeded(level: float, widths: Sequence[Width]) -> float:
 
 
 def how_often(shift: float, widths: Sequence[Width]) -> float:
-    """Return how often noise of these widths alone exceeds `shift` in either direction."""
+    """Return the two-sided probability that noise with these widths exceeds `shift`."""
     return math.fsum(
         width.weight * (two_sided(shift / width.sigma, width.freedom) if width.sigma else float(not shift))
         for width in widths
@@ -281,7 +279,7 @@ def how_often(shift: float, widths: Sequence[Width]) -> float:
 
 
 def two_sided(t: float, freedom: int) -> float:
-    """Return how often noise alone exceeds `t` in either direction, by Student's distribution.
+    """Return the two-sided tail probability of Student's distribution beyond `t`.
 
     Whole degrees of freedom, without a library (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """

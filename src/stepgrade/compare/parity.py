@@ -1,4 +1,4 @@
-"""Compare two runtimes operation by operation: what both have, how much of the time that is, and the gaps."""
+"""Compare two runtimes operation by operation: matches, their share of the time, and gaps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_ratio, show_share
 
-# An operation below this share of the matched time does not decide about parity.
+# Operations below this share of the matched time are ignored in the verdict.
 LEAST_SHARE = 0.005
-# How the names of profiles end; what is left of them says more.
+# Uninformative suffixes of profile names.
 _ENDING = r"(?:\.pt)?(?:\.trace)?\.(?:json|jsonl|log|txt)(?:\.gz)?$|\.gz$"
-# Below this share of either side's time, the matched operations do not speak for the run.
+# Below this share of either side's time, the matched operations are not representative.
 LEAST_MATCHED_SHARE = 0.50
 
 
@@ -38,7 +38,7 @@ class OneSided(Struct, frozen=True, kw_only=True):
 
 
 class ShapeGap(Struct, frozen=True, kw_only=True):
-    """The calls of an operation of both with inputs of one shape, in milliseconds per step."""
+    """An operation of both with inputs of one shape, in milliseconds per step."""
 
     op: str
     shape: str
@@ -68,7 +68,7 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
     ours_matched_share: float | None = None
     theirs_matched_share: float | None = None
     gaps: tuple[ParityGap, ...] = ()
-    shapes: tuple[ShapeGap, ...] = ()  # of the operations of both, most time lost first
+    shapes: tuple[ShapeGap, ...] = ()  # of matched operations, most time lost first
     only_ours: tuple[OneSided, ...] = ()
     only_theirs: tuple[OneSided, ...] = ()
     matched_by: str = "name"  # or the level of the canonical operations
@@ -76,14 +76,14 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
     canonical_level: str | None = None
     canonical_ours_share: float | None = None
     canonical_theirs_share: float | None = None
-    time_ratio: float | None = None  # our time for a token over theirs; for a step where tokens are not known
-    behind: tuple[str, ...] = ()  # operations worth a look that are more than 10 % slower in ours
+    time_ratio: float | None = None  # our time per token over theirs; per step if tokens are unknown
+    behind: tuple[str, ...] = ()  # relevant operations that are more than 10 % slower in ours
     gap: Decomposition | None = None
     notes: tuple[Note, ...] = ()
 
     @property
     def standing(self) -> Literal["ahead", "parity", "behind", "unknown"]:
-        """Return ahead (at most 1/1.1 of their time), on par, behind, or unknown (too little matched)."""
+        """Return the verdict: ahead at 1/1.1 of their time or less, unknown if too little matched."""
         if self.parity_achieved is None:
             return "unknown"
         if not self.parity_achieved:
@@ -93,7 +93,7 @@ class ParityReport(NotebookResult, frozen=True, kw_only=True):
 
     @property
     def compared(self) -> tuple[ParityGap, ...]:
-        """Return the operations that the verdict is based on: matched by name, otherwise by kind."""
+        """Return the operations behind the verdict: matched by name, else by kind."""
         if self.matched_by == "name":
             return self.gaps
         return tuple(
@@ -121,7 +121,7 @@ def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport
     pairs = [(gap.op, gap.apr_ms, gap.baseline_ms) for gap in gaps]
     if not by_name:
         pairs = [(gap.name, gap.ours.ms, gap.theirs.ms) for gap in matched.gaps]
-    # The operations that take time worth a look and are far behind, the longest first.
+    # Relevant operations that are far behind, longest first.
     least = LEAST_SHARE * max(add_up(ms for _, ms, _ in pairs), add_up(ms for _, _, ms in pairs))
     late = sorted(((ms, name) for name, ms, other in pairs if ms > PARITY_RATIO * other), reverse=True)
     behind = tuple(name for ms, name in late if ms >= least)
@@ -160,7 +160,7 @@ def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport
 def _tokens(profile: Profile) -> float | None:
     if profile.tokens_per_step:
         return profile.tokens_per_step
-    # A source's own rate is a mean over its steps.
+    # A source's own rate is the mean over its steps.
     rate, step_ms = profile.throughput_tok_s, profile.mean_step_ms
     return rate * step_ms / 1000.0 if rate and step_ms else None
 
@@ -177,7 +177,7 @@ def _ratio(top: float | None, bottom: float | None) -> float | None:
 def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
     of_mean = ms_by_operation(profile)
     scaled = {name: (times.typical(ms) or 0.0) * scale for name, ms in of_mean.items()}
-    ops = {name: ms for name, ms in scaled.items() if ms > 0.0}  # what is next to nothing can become nothing
+    ops = {name: ms for name, ms in scaled.items() if ms > 0.0}  # tiny values may underflow to 0
     if not ops or not profile.steps:
         missing = "no number of steps" if any(of_mean.values()) and not profile.steps else "no operations"
         raise NotMeasured(
@@ -189,7 +189,7 @@ def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[
 def _shape_gaps(
     ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], scale: float
 ) -> tuple[ShapeGap, ...]:
-    """Return the shapes that both have, most time lost first: one that is slower hides among others."""
+    """Return the shapes of both, most time lost first."""
     others = _ms_by_shape(*theirs, scale)
     found = [
         ShapeGap(op=op, shape=shape, ours_ms=ms, theirs_ms=other, ratio=ms / other)
@@ -215,7 +215,7 @@ def _one_sided(ops: dict[str, float], others: dict[str, float]) -> tuple[OneSide
 
 
 def names_of_runs(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """Return what runs are called: by their runtimes, else by their files, with what tells them apart."""
+    """Return names for the runs: their runtimes, else their files, made unique."""
     paths = [profile.source.files[0].replace("\\", "/").split("/") for profile in profiles]
     for path in paths:
         path[-1] = re.sub(_ENDING, "", path[-1]) or path[-1]
@@ -223,9 +223,9 @@ def names_of_runs(profiles: Sequence[Profile]) -> tuple[str, ...]:
     for depth in range(1, 5):
         if len(set(names)) == len(names):
             return tuple(names)
-        # Runs of one runtime, or files of one name: as much of the path as tells them apart.
+        # Same runtime or file name: add as much of the path as is needed.
         names = ["/".join(path[-depth:]) for path in paths]
-    return tuple(f"{path[-1]} ({place})" for place, path in enumerate(paths, start=1))
+    return tuple(f"{path[-1]} ({number})" for number, path in enumerate(paths, start=1))
 
 
 def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float | None) -> tuple[Note, ...]:

@@ -25,7 +25,7 @@ NO_PHASE = "in no phase"
 _NOTHING_MS = 1e-9
 _COMMUNICATION = "exposed_communication"
 
-# Where a run has the times of each kind of part, and their times in each step; layers have no samples.
+# The fields with the times of each kind of part, and with their times in each step; layers have none.
 _Times = Callable[[Baseline], dict[str, float]]
 _Samples = Callable[[Baseline], dict[str, tuple[float, ...]]]
 _KINDS: dict[str, tuple[_Times, _Samples]] = {
@@ -41,8 +41,8 @@ def changed_parts(
     sensitivity: Sensitivity,
     pooled_noise: float | None = None,
 ) -> tuple[PartChange, ...]:
-    """Return the parts that changed beyond their noise and beyond chance, the largest change first."""
-    # Smaller parts change nothing, and each costs power.
+    """Return the parts that changed significantly, largest change first."""
+    # Smaller parts do not matter, and each further test costs power.
     least = LEAST_PART_SHARE * max((run.step_ms or 0.0 for run in now), default=0.0)
     found: list[PartChange] = []
     for kind, (times, _) in _KINDS.items():
@@ -55,7 +55,7 @@ def changed_parts(
                 )
                 noise = noise_of(*samples, metric, given=sensitivity.run_noise, pooled=pooled_noise)
                 tested.append((metric, samples, noise, p_value_of(*samples, noise)))
-        # Intervals take longer than probabilities: only those of what stands.
+        # Intervals are expensive: compute them only for significant changes.
         for (metric, samples, noise, _), is_real in zip(
             tested, beyond_chance([p_value for *_, p_value in tested]), strict=True
         ):
@@ -69,7 +69,7 @@ def changed_parts(
 def _samples(
     kind: str, name: str, now: Sequence[Baseline], before: Sequence[Baseline]
 ) -> tuple[Sample, Sample] | None:
-    """Return a part's figures now and before; None when neither runs nor samples are enough for its noise."""
+    """Return a part's values now and before; None if there are too few runs and samples."""
     times, steps = _KINDS[kind]
     samples = []
     for runs in (now, before):
@@ -93,7 +93,7 @@ def _samples(
 
 
 def beyond_chance(p_values: Sequence[float]) -> list[bool]:
-    """Tell which of many tests stand when at most `FALSE_SHARE` of those that do may be false."""
+    """Return which of many tests are significant at a false discovery rate of `FALSE_SHARE`."""
     ordered = sorted(p_values)
     passing = [p for rank, p in enumerate(ordered, start=1) if p <= FALSE_SHARE * rank / len(ordered)]
     bound = max(passing, default=-1.0)
@@ -101,11 +101,11 @@ def beyond_chance(p_values: Sequence[float]) -> list[bool]:
 
 
 def step_change(now: Baseline, before: Baseline) -> StepChange | None:
-    """Return the parts of both steps, the largest change first; None when they cannot be split alike."""
+    """Return the parts of both steps, largest change first; None if they cannot be split the same way."""
     if not now.step_ms or not before.step_ms:
         return None
     if _have_timelines(now, before):
-        # Accounts that are empty in both are no parts.
+        # Leave out accounts that are empty in both.
         old, new = ({name: ms for name, ms in _accounts_ms(run).items() if ms} for run in (before, now))
     elif now.phases_ms and before.phases_ms:
         old, new = (run.phases_ms | {NO_PHASE: _in_no_phase_ms(run) or 0.0} for run in (before, now))
@@ -132,7 +132,7 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
         for name in sorted(now.phases_ms.keys() & before.phases_ms.keys())
     ]
     rest, rest_before = _in_no_phase_ms(now), _in_no_phase_ms(before)
-    if _have_timelines(now, before):  # a ledger that was made from phases says what they say
+    if _have_timelines(now, before):  # a ledger derived from phases adds nothing
         here, there = _accounts_ms(now), _accounts_ms(before)
         both = [name for name in here if name in there]
         accounts = [Shift(kind="ledger", name=name, before=there[name], now=here[name]) for name in both]
@@ -178,7 +178,7 @@ def _counts(
 
 
 def _lost_overlap(now: Baseline, before: Baseline) -> Iterator[Shift]:
-    """Yield communication that is exposed now, although no communication takes longer than before."""
+    """Yield communication that is now exposed although it does not take longer."""
     exposed, exposed_before = (_accounts_ms(run).get(_COMMUNICATION) for run in (now, before))
     if exposed is None or exposed_before is None or not before.step_ms:
         return
@@ -193,7 +193,7 @@ def _lost_overlap(now: Baseline, before: Baseline) -> Iterator[Shift]:
 
 
 def _have_timelines(now: Baseline, before: Baseline) -> bool:
-    """Tell whether both ledgers come from a device's timeline: one made from phases adds nothing to them."""
+    """Return whether both ledgers come from a device timeline, not from phases."""
     return all(run.ledger is not None and run.ledger.idle_sync is not None for run in (now, before))
 
 
@@ -205,5 +205,5 @@ def _accounts_ms(run: Baseline) -> dict[str, float]:
 
 
 def _in_no_phase_ms(run: Baseline) -> float | None:
-    """Return what a run's phases leave of its step, below 0 where they overlap; None if it has none."""
+    """Return the step time outside all phases, negative if they overlap; None without phases."""
     return run.step_ms - sum(run.phases_ms.values()) if run.step_ms and run.phases_ms else None

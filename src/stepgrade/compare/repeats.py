@@ -1,4 +1,4 @@
-"""Identical runs beside each other: how much they differ, which is what a change has to be larger than."""
+"""Identical runs side by side: the noise that a change has to exceed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepgrade.statistics import mean
 
 
 class RepeatedRun(Struct, frozen=True, kw_only=True):
-    """One of the runs: its file, the median of its steps, its grade, and its rate under the metric's name."""
+    """A run: its file, median step time, grade, and rate under the metric's name."""
 
     file: str
     step_ms: float | None
@@ -31,7 +31,7 @@ class Repeats(Result, frozen=True, kw_only=True):
 
 
 def repeats_of(cards: Sequence[Scorecard]) -> Repeats:
-    """Return the runs and how much they differ."""
+    """Return the runs and their noise."""
     runs = []
     for card in cards:
         metric = next((name for name in RATES if card.metrics[name] is not None), RATES[0])

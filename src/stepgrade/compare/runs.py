@@ -26,7 +26,7 @@ def compare_runs(
     allowed: Collection[str] = (),
     pooled_noise: float | None = None,
 ) -> Comparison:
-    """Return what changed; runs whose fingerprints differ, unless that is allowed, are not compared."""
+    """Return what changed; runs with different fingerprints are only compared if that is allowed."""
     first, *others = now
     differing = tuple(
         dict.fromkeys(
@@ -39,9 +39,9 @@ def compare_runs(
     if not changes:
         reasons = (Note("no_metric", "no metric is known on both sides"),)
         return Comparison(differences=differing, reasons=reasons)
-    # The run in the middle: its parts belong together, which medians of parts would not.
+    # The median run: its parts add up, unlike medians of parts.
     latest, typical = now[-1], sorted(before, key=lambda run: run.step_ms or 0.0)[len(before) // 2]
-    # What cannot be told is looked into as well: the parts may say what the whole does not.
+    # Also test parts if the whole is undecided: they may be significant.
     is_changed = any(change.outcome != "no change" for change in changes)
     notes = []
     if not all(run.samples_ms for run in (*now, *before)):
@@ -68,7 +68,7 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
     now = Baseline.of(card)
     differing = differences(card.fingerprint, baseline.fingerprint)
     if baseline.fingerprint is None and now.device and baseline.device and now.device != baseline.device:
-        # A scorecard of an earlier version only has its device.
+        # Scorecards of older versions only have a device.
         differing = (Note("device", f"device: {now.device} now, {baseline.device} in the baseline"),)
     if any(note.code not in allowed for note in differing):
         text = f"not comparable with the baseline ({'; '.join(texts_of(differing))}): nothing was compared"
@@ -80,7 +80,7 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
         )
     has_samples = bool(now.samples_ms and baseline.samples_ms)
     changes = change_between_steps(now, baseline) if has_samples else ()
-    # What may be no change at all, by the noise of the steps, is no regression.
+    # A change within the noise of the steps is not a regression.
     within_noise = {change.metric for change in changes if change.low <= 0.0 <= change.high}
     found: list[Regression] = []
     compared: list[str] = []

@@ -28,10 +28,10 @@ from stepgrade.units import show_figure, show_share
 
 # Checked unless a budget for the same metric says otherwise.
 DEFAULT_METRICS = ("step_time_ms", *RATES, "peak_memory_bytes")
-# With these a step is another amount of work, and only the rate can be compared.
+# If one of these differs, a step does a different amount of work and only the rate is comparable.
 _WORK = ("tokens_per_step", "samples_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
-# What an exit code says of the whole, and of one check.
+# The verdict and the status of a check by exit code.
 _WORDS: dict[int, tuple[Verdict, Status]] = {
     EXIT_OK: ("pass", "pass"),
     EXIT_GATE: ("regressed", "regressed"),
@@ -46,7 +46,7 @@ def judge(
     conditions: Sequence[Condition],
     today: dt.date,
 ) -> GateReport:
-    """Return the gate's report; a check that failed outweighs those that cannot be decided."""
+    """Return the gate's report; a failed check outweighs undecided ones."""
     device = card.device.key or "" if card.device else ""
     checks = [*_budget_checks(card, comparison, config, device)]
     for condition in conditions:
@@ -94,7 +94,7 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
     left_out = {budget.metric for budget in budgets}
     rate = next((name for name in RATES if name in changes), None)
     if "step_time_ms" in changes and rate is not None:
-        # Of the same work both say the same thing.
+        # For the same work both measure the same.
         is_same_work = not has_code(comparison.differences, *_WORK)
         left_out.add(rate if is_same_work else "step_time_ms")
     budgets += [Budget(metric=name) for name in DEFAULT_METRICS if name in changes and name not in left_out]
@@ -110,7 +110,7 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
             continue
         if budget.metric not in METRICS:
             hint = did_you_mean(budget.metric, (*METRICS, "op:NAME", "layer:NAME"))
-            raise BadConfig(f"there is no metric called {budget.metric!r}", where="budget", hint=hint)
+            raise BadConfig(f"unknown metric {budget.metric!r}", where="budget", hint=hint)
         yield from _check_bounds(budget, card.metrics[budget.metric])
         if budget.metric in changes:
             yield _check_change(budget, changes[budget.metric], config)
@@ -154,7 +154,7 @@ def _words(name: str, change: MetricChange, budget: Budget) -> str:
 
 
 def _waive(check: Check, waivers: Sequence[Waiver], device: str, today: dt.date) -> Check:
-    """Return the check, waived where a waiver covers it; one that expired is named."""
+    """Return the check, waived if a waiver covers it; an expired waiver is mentioned."""
     if check.status not in ("regressed", "cannot tell"):
         return check
     for waiver in waivers:

@@ -42,17 +42,17 @@ def parse_condition(text: str) -> Condition:
 
 
 def grade_conditions(texts: Sequence[str]) -> list[Condition]:
-    """Read the gate's own conditions, which are on grades; raise BadOption for any other."""
+    """Read the gate's conditions, which can only be on grades; raise BadOption for any other."""
     conditions = [parse_condition(text) for text in texts]
     if any(condition.severity for condition in conditions):
         raise BadOption(
-            "the gate tests for regressions by itself", field="fail_on", hint="it takes grade:A to grade:F"
+            "the gate always checks for regressions", field="fail_on", hint="use grade:A to grade:F"
         )
     return conditions
 
 
 def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> None:
-    """Raise BadOption for a condition on regressions when there is nothing to compare with."""
+    """Raise BadOption for a condition on regressions without a baseline."""
     if not has_baseline and any(condition.severity for condition in conditions):
         raise BadOption("a regression needs something to compare with", field="fail_on", supply="{baseline}")
 
@@ -60,7 +60,7 @@ def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> 
 def decide(
     grade: str, regressions: Sequence[Regression], conditions: Sequence[Condition], *, comparable: bool
 ) -> Decision:
-    """Return the decision; `comparable` says whether run and baseline have a metric in common."""
+    """Return the decision; `comparable`: whether run and baseline have a metric in common."""
     reasons: list[str] = []
     unmeasured: list[str] = []
     for condition in conditions:

@@ -45,10 +45,10 @@ def gate(
 ) -> GateReport:
     """Compare one or more runs of the same code with a baseline, or with a branch (`against="history:main"`).
 
-    `baseline` is an earlier run or several. All runs may be paths. Profiles are scored with
+    `baseline` is an earlier run or several. All runs may be given by their paths. Profiles are scored with
     `throughput_tok_s`, `tokens_per_step`, `work` and `setup`; scorecards are used as they are. `config` has
-    limits, budgets and waivers (`load_config`). If the history's runs are labelled `machine`, only those of
-    this `machine` count. Raise BadOption if there is nothing to check.
+    limits, budgets and waivers, as `load_config` reads them. If the history's runs have a label `machine`,
+    only those of this `machine` count. Raise BadOption if there is nothing to check.
     """
     given_runs = [runs] if isinstance(runs, str | os.PathLike | Profile | Scorecard) else runs
     earlier = (
@@ -93,7 +93,7 @@ def gate(
 def compare_with_earlier(
     cards: Sequence[Scorecard], before: BaselineRuns, config: Config, allowed: frozenset[str]
 ) -> Comparison:
-    """Return what changed since the earlier runs, or why there are none."""
+    """Compare the cards with the earlier runs; without any, return the reason."""
     if before.missing is not None:
         return Comparison(
             baseline=before.name,
