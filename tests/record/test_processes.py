@@ -399,7 +399,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ((), "there is no script to run"),
+            ((), "no script given"),
             (("absent.py",), "absent.py: no such file, nor a program"),
             (("--ops-every", "0", "x.py"), "--ops-every 1 or more"),
         ],

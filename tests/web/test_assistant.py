@@ -146,7 +146,7 @@ def test_the_roots_cannot_be_left(tmp_path: Path) -> None:
     calls += [("estimate", model | {"batch": 1}), ("plan", model | {"devices": 8, "global_batch": 8})]
     for failed, text in asked(server, *calls):
         assert failed
-        assert "no such file in the folders" in text
+        assert "no such file in the allowed folders" in text
         assert "root:" not in text
 
 

@@ -126,7 +126,7 @@ def test_those_who_connect_and_say_nothing_take_no_room_from_others(server: Trac
 
 
 def test_a_port_that_is_taken_is_said(server: TraceServer) -> None:
-    with TRACE.open("rb") as file, pytest.raises(BadInput, match="cannot be listened on"):
+    with TRACE.open("rb") as file, pytest.raises(BadInput, match="cannot listen on"):
         TraceServer(file, "x", port=server.port)
 
 

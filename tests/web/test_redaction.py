@@ -184,7 +184,7 @@ def test_a_bug_is_not_shown_to_an_assistant() -> None:
 
     text = tool(make_assistant(Roots([]), opens, has_files=False), "history", {})
     assert "canary" not in text
-    assert "bug" in text
+    assert "internal error" in text
 
 
 def test_errors_of_the_store_keep_their_place_for_operators(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_every_exchange_has_one_deadline(kind: str) -> None:
             if scheme == "smtp"
             else channel("webhook", f"{scheme}://127.0.0.1:{port}/x")
         )
-        with pytest.raises(NotSent, match="no complete answer"):
+        with pytest.raises(NotSent, match="no complete response"):
             send(MESSAGE, to, HOSTILE, settings, BoundedExchange(0.5))
         assert peer.met.is_set()
 
@@ -256,7 +256,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
     before = threading.active_count()
     try:
         for number in range(20):  # no more look-ups are left behind than a few
-            with pytest.raises(NotSent, match="no complete answer" if number < 16 else "no connection"):
+            with pytest.raises(NotSent, match="no complete response" if number < 16 else "no connection"):
                 send(MESSAGE, channel("webhook"), HOSTILE, OPEN, BoundedExchange(0.05))
         assert sum(one.name == "stepgrade-look-up" for one in threading.enumerate()) <= 16
     finally:

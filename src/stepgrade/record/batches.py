@@ -1,4 +1,4 @@
-"""How many tokens and samples a step trains on, by the batches that come in and the calls of the models."""
+"""Count the tokens and samples of a step, from the loaders' batches and the models' inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DEPTH = 3
 class _Reads(Struct, frozen=True):
     """How a model reads its input."""
 
-    tokens: bool  # it looks integers up; without an embedding they are categories, or pixels
-    time_first: bool  # sequences lie in columns, as torch's own recurrent and attention modules have it
+    tokens: bool  # it has an embedding; otherwise integers are categories or pixels
+    time_first: bool  # sequences are columns, the default of torch's recurrent and attention modules
 
 
 class _Part(Struct):
-    """What came in until an optimizer stepped: rows of each batch, and of each call of a module."""
+    """The input before an optimizer step: rows of each batch, and of each call of a module."""
 
     tokens: int = 0
     loaded: list[int] = []
@@ -32,7 +32,7 @@ class _Part(Struct):
 
 
 class BatchCounter:
-    """Counts the tokens and the samples of a step, which may be made of parts, one for each optimizer.
+    """Counts the tokens and samples of a step, which may have a part per optimizer.
 
     Samples are the rows of what the loader gives: a GAN calls its discriminator several times with one
     batch. Without a loader the module that sees the fewest counts, for it is called once with each batch.
@@ -45,7 +45,7 @@ class BatchCounter:
         self._reads: WeakKeyDictionary[Module, _Reads] = WeakKeyDictionary()
 
     def add_batch(self, batch: object) -> None:
-        """Add a batch that a training loader gave."""
+        """Add a batch of a training loader."""
         if torch.is_grad_enabled():
             rows, entering = _listed(batch), _first_tensor(batch, _DEPTH)
             if entering is not None:
@@ -72,12 +72,12 @@ class BatchCounter:
             part.called.setdefault(id(module), []).append(rows)
 
     def mark(self) -> int:
-        """End a part of the step; return how many there are by now."""
+        """End a part of the step; return the number of parts so far."""
         self._parts.append(_Part())
         return len(self._parts) - 1
 
     def take(self, parts: int | None = None) -> tuple[int, int]:
-        """Return tokens and samples of the step that ends, or of its first parts, 0 where not known."""
+        """Return tokens and samples of the ending step, or of its first parts; 0 if unknown."""
         taken, self._parts = self._parts[:parts], self._parts[len(self._parts[:parts]) :] or [_Part()]
         called: dict[int, list[int]] = defaultdict(list)
         for part in taken:
@@ -93,7 +93,7 @@ class BatchCounter:
 
 
 def _listed(batch: object) -> int | None:
-    """Return the samples of a batch that is no tensor but one list for each thing that a sample has.
+    """Return the samples of a batch that is not a tensor but one list per field of a sample.
 
     Detection has it so, for images differ in size. Two inputs as a pair look the same, but all of their rows
     agree.
@@ -113,7 +113,7 @@ def _listed(batch: object) -> int | None:
 
 
 def _first_tensor(value: object, depth: int) -> Tensor | None:
-    """Return the first tensor with rows in a batch: a tensor, or a sequence or map of such."""
+    """Return the first tensor with rows in a batch: a tensor, or a sequence or mapping of tensors."""
     if isinstance(value, Tensor):
         return value if value.dim() else None
     if depth == 0 or not isinstance(value, tuple | list | Mapping):

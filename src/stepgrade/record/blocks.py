@@ -1,4 +1,4 @@
-"""Find the repeated blocks of a model, or those that the user named."""
+"""Find the repeated blocks of a model, or those given by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_BLOCKS = 2
 
 
 def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]:
-    """Return names and modules of the blocks, in the model's order; empty when there are none.
+    """Return names and modules of the blocks in the model's order; empty if there are none.
 
     Without names: of the classes that repeat inside a list or a sequence of modules, the one that holds
     most of the parameters. A name may be a pattern such as `model.layers.*`.
@@ -33,7 +33,7 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
             parts = name.split(".")
             alike = [wanted for wanted in patterns if len(wanted) == len(parts)]
             if name and any(all(map(fnmatchcase, parts, wanted)) for wanted in alike):
-                found.setdefault(name, module)  # a wrapper comes before what it wraps
+                found.setdefault(name, module)  # a wrapper comes before its content
         return list(found.items())
     groups = _repeated(modules)
     if not groups:
@@ -50,7 +50,7 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
 
 
 def unique_names(names: list[str], taken: Sequence[str], model: Module) -> list[str]:
-    """Return the names, with the model's class before them where another model has them already."""
+    """Return the names, prefixed with the model's class if another model has the same."""
     if not set(names) & set(taken):
         return names
     prefix = type(unwrap(model)).__name__
@@ -62,14 +62,14 @@ def unique_names(names: list[str], taken: Sequence[str], model: Module) -> list[
 def unwrap(module: Module) -> Module:
     """Return the module inside its wrappers."""
     for name in _WRAPPED:
-        inside = getattr(module, "_modules", {})  # that of a scripted module is no dict
+        inside = getattr(module, "_modules", {})  # not a dict in a scripted module
         if name in inside and inside[name] is not None and (name != "module" or len(inside) == 1):
             return unwrap(inside[name])
     return module
 
 
 def _repeated(modules: list[NamedModule]) -> list[list[NamedModule]]:
-    """Return the modules that are in a container beside others of their class, by class, outermost only."""
+    """Return the outermost modules that share a container with others of their class, by class."""
     found: dict[type, dict[str, Module]] = defaultdict(dict)
     for path, container in modules:
         if type(container).__name__ not in ("ModuleList", "ModuleDict", "Sequential"):
@@ -93,6 +93,6 @@ def _repeated(modules: list[NamedModule]) -> list[list[NamedModule]]:
 
 
 def _without_wrappers(path: str) -> str:
-    """Return the name as it was before wrappers put theirs into it."""
+    """Return the name without the parts that wrappers add."""
     parts = [part for part in path.split(".") if part not in _WRAPPED[:-1]]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)

@@ -1,4 +1,4 @@
-"""Calls of modules, seen from outside: nothing is put on a module that could be saved or copied with it."""
+"""Intercept calls of modules without attaching anything that would be saved or copied with them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
 After = Callable[[Module, object, object], None]
 
 
-_compiler = torch._C._dynamo.eval_frame  # no public way to ask
-# Of Python, which a module's call takes without us; it counts one more in some versions.
+_compiler = torch._C._dynamo.eval_frame  # no public API
+# Python frames per module call without the recorder; some versions count one more.
 _FRAMES_OF_A_CALL = 3
 
 
@@ -35,7 +35,7 @@ def _ignore(_module: Module) -> None:
 
 
 class Around(NamedTuple):
-    """What runs before and after a module's calls."""
+    """The functions that run before and after a module's calls."""
 
     before: Before
     after: After
@@ -53,26 +53,26 @@ class ModuleCalls:
         self._timeline = timeline
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
-        self._is_deeper = False  # whether Python's recursion may go deeper right now
+        self._is_deeper = False  # the recursion limit is raised right now
         self._watched: dict[int, Around] = {}
         self._alive: dict[int, weakref.ref[Module]] = {}
 
     def start(self, patches: Patches) -> None:
-        """Begin to see calls."""
+        """Start intercepting calls."""
         original = Module.__call__
         patches.replace(Module, "__call__", self._wrapper(original))
         _tell_compiler(original, Module.__call__)
         self._undo = partial(_tell_compiler, Module.__call__, original)
 
     def stop(self) -> None:
-        """Forget every module; a compiled model may keep our function, which then does nothing."""
+        """Forget all modules; a compiled model may keep the wrapper, which then does nothing."""
         self._undo()
         self.on_unknown = _ignore
         self._watched.clear()
         self._alive.clear()
 
     def watch(self, module: Module, around: Around) -> None:
-        """Run the two functions around this module's calls, inside those that do so already."""
+        """Run the two functions around this module's calls, inside any that were added before."""
         key, outer = id(module), self._watched.get(id(module))
         if outer is None:
 
@@ -97,18 +97,18 @@ class ModuleCalls:
     def _wrapper(self, original: Callable[..., object]) -> Callable[..., object]:
         find, timeline = self._watched.get, self._timeline
         is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
-        # Not None while torch.compile looks at each function that is called: it must not look at ours.
+        # Not None while torch.compile traces each function that is called: it must not trace the wrapper.
         compiler = getattr(_compiler, "get_eval_frame_callback", _looking)  # since torch 2.5
 
         def call(module: Module, /, *args: object, **kwargs: object) -> object:
-            if is_compiling():  # before anything else: then this leaves nothing in the graph
+            if is_compiling():  # first of all, so that nothing enters the graph
                 return original(module, *args, **kwargs)
             try:
                 around = find(id(module))
                 if (
-                    (around is None and timeline.direction != NONE)  # inside a model, as most modules are
+                    (around is None and timeline.direction != NONE)  # inside a model, the common case
                     or timeline.is_elsewhere
-                    or compiler() is not None  # in a graph nothing is timed
+                    or compiler() is not None  # nothing is timed in a graph
                     or is_tracing()
                 ):
                     return original(module, *args, **kwargs)
@@ -118,14 +118,14 @@ class ModuleCalls:
                 return self._call(original, around, module, args, kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error.__traceback__)
-                raise  # which adds no frame
+                raise  # adds no frame
 
         return call
 
     def _find(self, module: Module) -> Around | None:
         try:
             return self.on_unknown(module)
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
             return None
 
@@ -137,14 +137,14 @@ class ModuleCalls:
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> object:
-        """Call a module that is watched, or that no other module calls."""
+        """Call a watched or outermost module."""
         try:
             if around is not None:
                 around.before(module, args, kwargs)
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
-        # Modules can be nested in it as deep as without us, though each call takes one more frame; outside of
-        # modules the limit of Python's recursion stays the script's own.
+        # Each call takes one more frame, so raise the recursion limit inside: modules can be nested as
+        # deeply as without the recorder. Outside of modules the script's own limit applies.
         is_outermost, limit = not self._is_deeper, sys.getrecursionlimit()
         output = None
         try:
@@ -156,7 +156,7 @@ class ModuleCalls:
             if is_outermost:
                 self._is_deeper = False
                 if sys.getrecursionlimit() == limit + limit // _FRAMES_OF_A_CALL:
-                    with suppress(RecursionError):  # the script is deeper at this very moment
+                    with suppress(RecursionError):  # the script is already deeper
                         sys.setrecursionlimit(limit)
             if around is not None:
                 try:
@@ -167,11 +167,11 @@ class ModuleCalls:
 
 
 def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:
-    """Let torch.compile, if it is loaded, take the new function for the one that calls every module.
+    """Make torch.compile, if loaded, treat the wrapper as the original `Module.__call__`.
 
     It goes straight to a module's `forward` then, and not through ours.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
         if known is old:
-            setattr(sys.modules[name], "unpatched_nn_module_call", new)  # noqa: B010  mypy knows no such name
+            setattr(sys.modules[name], "unpatched_nn_module_call", new)  # noqa: B010  unknown to mypy

@@ -1,4 +1,4 @@
-"""Stamps: nanoseconds of the host, or events on the device's stream that are read when they are done."""
+"""Timestamps: host nanoseconds, or events on the device's stream that are read once they are done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class HostClock:
-    """For devices that work in the calling thread: a stamp is `perf_counter_ns`."""
+    """For devices that run in the calling thread: a stamp is `perf_counter_ns`."""
 
     name = "host"
 
@@ -18,20 +18,20 @@ class HostClock:
         self.now = time.perf_counter_ns
 
     def is_done(self, _stamp: int) -> bool:
-        """Return True: a stamp of the host can always be read."""
+        """Return True: host stamps can always be read."""
         return True
 
     def times_ns(self, stamps: list[int]) -> list[int]:
-        """Return the stamps as nanoseconds from the first one."""
+        """Return the stamps as nanoseconds since the first."""
         first = stamps[0]
         return [stamp - first for stamp in stamps]
 
     def finish(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing."""
 
 
 class EventClock:
-    """For accelerators: a stamp is a timing event in the current stream; the loop is never synchronised.
+    """For accelerators: a stamp is a timing event in the current stream, without synchronisation.
 
     Times are then those of the device: a wait for input that the device does not notice has no length.
     """
@@ -50,11 +50,11 @@ class EventClock:
         return event
 
     def is_done(self, stamp: torch.Event) -> bool:
-        """Tell whether the device has passed the event."""
+        """Return whether the device has passed the event."""
         return bool(stamp.query())
 
     def times_ns(self, stamps: list[torch.Event]) -> list[int]:
-        """Return nanoseconds from the first event; all but the last go back to be used again.
+        """Return nanoseconds since the first event; all events but the last are reused.
 
         The last one is also the first of the step that follows.
         """
@@ -65,12 +65,12 @@ class EventClock:
         return times
 
     def finish(self) -> None:
-        """Wait until the device has passed every event; only when recording ends."""
+        """Wait until the device has passed all events; only called at the end."""
         self._synchronize()
 
 
 def clock_for(device: torch.device | None) -> HostClock | EventClock:
-    """Return the clock for a torch device; one whose module has no timing events is timed on the host."""
+    """Return the clock for a torch device: the host's if it has no timing events."""
     if device is None or device.type in ("cpu", "meta"):
         return HostClock()
     import torch  # an extra

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _PACKAGES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "flash-attn", "triton", "numpy")
-# Of the training's time spent in waiting for a core, and of the cores taken by other programs, from where on
-# both together are told: runs that are compared differ by about as much anyway.
+# Shares of the time spent waiting for a core, and of cores used by other programs, above which both are
+# reported; smaller ones are within the usual noise between runs.
 _NOTABLE_WAIT, _NOTABLE_LOAD = 0.05, 0.1
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions of stepgrade, Python and the packages a training uses, where installed."""
+    """Return the versions of stepgrade, Python and installed training packages."""
     import torch  # an extra
 
     found = {"stepgrade": __version__, "python": platform.python_version()}
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return this process's rank and how many there are, from torch.distributed or the launcher."""
+    """Return this process's rank and the world size, from torch.distributed or the launcher."""
     import torch.distributed as dist  # an extra
 
     if dist.is_available() and dist.is_initialized():
@@ -55,7 +55,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
-    """Return optimizer, batch size, loader workers and threads, as far as they are known."""
+    """Return optimizer, batch size, loader workers and threads, as far as known."""
     import torch  # an extra
 
     found = {
@@ -68,7 +68,7 @@ def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
 
 
 def describe_model(model: Module) -> dict[str, object]:
-    """Return class, size and precision of the model, and how it is wrapped.
+    """Return class, size, precision and wrappers of the model.
 
     A lazy model has no size before its first call.
     """
@@ -88,7 +88,7 @@ def describe_model(model: Module) -> dict[str, object]:
 
 
 def autocast_dtype(device: torch.device | None) -> str | None:
-    """Return the precision that autocast computes in right now; None when it is off or torch is too old."""
+    """Return autocast's current precision; None if it is off or torch is too old."""
     import torch  # an extra
 
     kind = "cpu" if device is None else device.type
@@ -98,13 +98,13 @@ def autocast_dtype(device: torch.device | None) -> str | None:
 
 
 def device_of(model: Module) -> torch.device | None:
-    """Return where the model's first parameter is; None without parameters."""
+    """Return the device of the model's first parameter; None without parameters."""
     parameter = next(iter(model.parameters()), None)
     return None if parameter is None else parameter.device
 
 
 def describe_device(device: torch.device | None) -> dict[str, object]:
-    """Return kind and name of the device; of a CUDA device also its memory and its multiprocessors."""
+    """Return kind and name of the device; for CUDA also its memory and multiprocessors."""
     if device is None or device.type in ("cpu", "meta"):
         here = processor()
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -128,7 +128,7 @@ def describe_device(device: torch.device | None) -> dict[str, object]:
 
 
 def peak_memory_bytes(kind: object) -> float | None:
-    """Return the peak memory so far: PyTorch's on a CUDA device, the process's own on a CPU."""
+    """Return the peak memory so far: PyTorch's on a CUDA device, the process's on a CPU."""
     if kind == "cuda":
         import torch  # an extra
 
@@ -144,7 +144,7 @@ def peak_memory_bytes(kind: object) -> float | None:
 
 
 class Contention:
-    """How long the calling thread waits for a core from now on, and how much of the cores others take.
+    """How long the calling thread waits for a core from now on, and how busy other programs keep the cores.
 
     By Linux's own count, read at the beginning and at the end. Loader workers are the training's own, and so
     are other ranks, for they have the same parent.
@@ -156,7 +156,7 @@ class Contention:
         self._began, self._waited_before = time.monotonic(), self._waited_s()
 
     def note(self) -> Note | None:
-        """Return a remark when other programs held the training up, as far as that is known."""
+        """Return a remark if other programs slowed the training down, as far as known."""
         waited_s, others = self._waited_s(), self._load.share()
         passed_s = time.monotonic() - self._began
         if waited_s is None or self._waited_before is None or others is None or passed_s <= 0:
@@ -179,7 +179,7 @@ class Contention:
 
 
 class Sensors:
-    """Clocks, power and temperature of one GPU, read when the journal is written, outside of any step."""
+    """Clocks, power and temperature of a GPU, read between steps when the journal is written."""
 
     def __init__(self, nvml: Any, handle: object) -> None:  # nvidia-ml-py has no types
         self._error = nvml.NVMLError
@@ -192,7 +192,7 @@ class Sensors:
         self._series = {name: Series() for name in self._readers}
 
     def read(self) -> None:
-        """Take one reading of each; what the GPU does not report is left out."""
+        """Take a reading of each sensor that the GPU has."""
         for name, read in self._readers.items():
             try:
                 self._series[name].add(float(read()))
@@ -200,13 +200,13 @@ class Sensors:
                 continue
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return first, last, low, high and mean of what was read."""
+        """Return first, last, lowest, highest and mean of the readings."""
         found = {name: series.summary() for name, series in self._series.items()}
         return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def sensors_for(device: torch.device | None) -> Sensors | None:
-    """Return the sensors of a CUDA device; None without nvidia-ml-py, a driver or such a device."""
+    """Return the sensors of a CUDA device; None if it, its driver or nvidia-ml-py is missing."""
     if device is None or device.type != "cuda":
         return None
     try:

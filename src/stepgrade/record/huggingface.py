@@ -29,7 +29,7 @@ class StepgradeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **parts: Any
     ) -> None:
-        """Start to record the model, the optimizer and the loader that the trainer made."""
+        """Start recording the trainer's model, optimizer and loader."""
         config = {
             "accumulation": args.gradient_accumulation_steps,
             "batch_size": args.per_device_train_batch_size,
@@ -46,7 +46,7 @@ class StepgradeCallback(TrainerCallback):
     def on_step_end(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_parts: object
     ) -> None:
-        """End a step: one of the optimizer, whatever the accumulation."""
+        """End an optimizer step, independent of gradient accumulation."""
         if self.recorder is not None:
             self.recorder.step()
 
@@ -58,7 +58,7 @@ class StepgradeCallback(TrainerCallback):
         logs: dict[str, object] | None = None,
         **_parts: object,
     ) -> None:
-        """Take over the loss that the trainer averages."""
+        """Record the trainer's averaged loss."""
         loss = (logs or {}).get("loss")
         if self.recorder is not None and isinstance(loss, int | float):
             self.recorder.add_loss(loss)

@@ -1,4 +1,4 @@
-"""The file of a recording: a journal while training runs, one JSON object in its place at the end."""
+"""The file of a recording: a journal during training, replaced by one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from stepgrade.files import MODES, temporary_folder, write_whole
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
-_LONGEST_BYTES = 1 << 22  # of a journal; what it holds is added up then
+_LONGEST_BYTES = 1 << 22  # of a journal; it is compacted then
 
 
 class Journal:
-    """Appends lines to a file; where that fails it raises OSError and leaves no half line behind."""
+    """Appends lines to a file; on failure raises OSError without leaving a partial line."""
 
     def __init__(self, path: Path, readable_by: str = "owner") -> None:
         self.path = path
         self._mode = MODES[readable_by]
-        self._file: tuple[int, int, int] | None = None  # the device, inode and size of ours, once begun
+        self._file: tuple[int, int, int] | None = None  # device, inode and size of the file once it exists
 
     def check(self) -> None:
-        """Raise OSError when the file cannot be written, before anything was measured."""
+        """Raise OSError early if the file cannot be written."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_dir():
             raise IsADirectoryError(f"{self.path} is a directory")
@@ -49,11 +49,11 @@ class Journal:
 
     @property
     def is_due_to_be_whole(self) -> bool:
-        """Tell whether the next line has to hold everything: the first, one after many, or of a lost file."""
+        """Return whether the next line must hold everything: the first, after many, or of a lost file."""
         return self._file is None or self._file[2] > _LONGEST_BYTES or not self.path.exists()
 
     def write(self, head: dict[str, object], line: dict[str, object]) -> None:
-        """Put a new journal of two lines, its head and the sums over all steps, in the place of any file."""
+        """Replace the file by a journal of two lines: its head and the sums over all steps."""
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
         if self._file is not None and self.path.exists():
@@ -63,11 +63,11 @@ class Journal:
         self._file = _identity(self.path.stat())
 
     def append(self, line: dict[str, object]) -> None:
-        """Add one line."""
-        # Opened each time: a script that closes all files could have given our number to one of its own.
+        """Append a line."""
+        # Reopened each time: a script that closes all files may have reused the descriptor.
         with self.path.open(
             "r+b", buffering=0
-        ) as stream:  # a buffer would be written once more after a failure
+        ) as stream:  # unbuffered: a buffer would be written again after a failure
             self._check_ours(os.fstat(stream.fileno()))
             end = stream.seek(0, os.SEEK_END)
             left = memoryview(encode(line))
@@ -86,13 +86,13 @@ class Journal:
             raise FileExistsError(errno.EEXIST, "another program has replaced it")
 
     def finish(self, text: bytes) -> Path:
-        """Replace the journal by the final JSON; where that fails, write into the temporary directory.
+        """Replace the journal by the final JSON; if that fails, write to the temporary directory.
 
-        Return where it is; raise OSError when neither could be written.
+        Return the path; raise OSError if neither can be written.
         """
         path = self.path
         if self._file is not None and path.exists() and _identity(path.stat()) != self._file:
-            path = _unused(path)  # two runs in one directory: the other one's is not ours to replace
+            path = _unused(path)  # do not replace the file of another run in the same directory
         try:
             write_whole(path, text, new_mode=self._mode)
         except OSError:
@@ -106,7 +106,7 @@ class Journal:
 
 
 def _unused(path: Path) -> Path:
-    """Return the path, or the first one with a number after its name that is not there."""
+    """Return the path, or the first unused one with a number after its name."""
     number, unused = 1, path
     while os.path.lexists(unused):
         number += 1
@@ -115,7 +115,7 @@ def _unused(path: Path) -> Path:
 
 
 def rank_path(path: Path, rank: int, world_size: int) -> Path:
-    """Return the file of one rank: `run.json` becomes `run.rank3.json` when there are several."""
+    """Return the file of a rank: with several ranks, `run.json` becomes `run.rank3.json`."""
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
@@ -125,7 +125,7 @@ def encode(value: dict[str, object]) -> bytes:
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:
-    # With its size: a new file may get the number of one that was removed.
+    # Including the size: a new file may reuse the inode of a removed one.
     return found.st_dev, found.st_ino, found.st_size
 
 
@@ -137,7 +137,7 @@ def _is_special(path: Path) -> bool:
 
 
 class RunDescription(Struct):
-    """What the run is, for its fingerprint; filled in as it becomes known."""
+    """What describes the run for its fingerprint; filled in as it becomes known."""
 
     device: dict[str, object]
     rank: int
@@ -149,7 +149,7 @@ class RunDescription(Struct):
 def journal_head(
     recording: Recording, run: RunDescription, tokens_per_step: float | None, flush_seconds: float
 ) -> dict[str, object]:
-    """Return the first line of a journal, which describes the run."""
+    """Return the first line of a journal: the description of the run."""
     return {
         "_recording": JOURNAL_VERSION,
         "flush_seconds": flush_seconds,
@@ -162,7 +162,7 @@ def journal_head(
 def journal_line(
     recording: Recording, warm: Totals, steady: Totals, *, with_lines: bool = False
 ) -> dict[str, object]:
-    """Return a line of a journal: sums over some steps of the warm-up, and over steady ones.
+    """Return a line of a journal: sums over some warm-up steps and some steady steps.
 
     With the lines of Python that held all steps up until now.
     """

@@ -1,4 +1,4 @@
-"""What torch's profiler leaves in a process after it ran: a thread, and a log level. Both are undone here.
+"""Undo what torch's profiler leaves in a process after it ran: a thread and a log level.
 
 The first profiler of a process makes Kineto start a thread that looks for orders from outside and never ends.
 A child that is forked then waits forever for this thread when it exits, and Python warns of forks beside
@@ -28,19 +28,19 @@ _LEVEL_VARIABLE, _NOTHING = "KINETO_LOG_LEVEL", 99
 _DAEMON_VARIABLE = "KINETO_USE_DAEMON"
 _FORK_WAITS_SECONDS = 0.1
 
-_threads: set[str] = set()  # Kineto's, as far as they came with a profiler of ours
-_home = threading.main_thread().ident  # which imports torch
+_threads: set[str] = set()  # Kineto's threads that started with one of our profilers
+_home = threading.main_thread().ident  # imports torch
 _has_started = _has_script_started = False
 
 
 def can_start() -> bool:
-    """Tell whether a profiler may start in this thread: Kineto complains when its first one is in another."""
+    """Return whether a profiler may start in this thread: Kineto warns if its first one is in another."""
     return _has_started or _thread.get_ident() == _home
 
 
 def note_script_profiler() -> None:
-    """Note that the script starts a profiler; its first one reads the log level, which Kineto does once."""
-    global _has_started, _has_script_started  # noqa: PLW0603  they are one for the process
+    """Record that the script starts a profiler; Kineto reads the log level at the first one only."""
+    global _has_started, _has_script_started  # noqa: PLW0603  one per process
     if _has_started and not _has_script_started:
         after_profiler()
     _has_started = _has_script_started = True
@@ -53,7 +53,7 @@ def starting_profiler() -> Iterator[None]:
     _has_started = True
     before = _tasks()
     level = os.environ.get(_LEVEL_VARIABLE)
-    os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # which is read when Kineto starts
+    os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # read when Kineto starts
     _set_level(_NOTHING)
     try:
         with without_signals():
@@ -63,21 +63,21 @@ def starting_profiler() -> Iterator[None]:
             os.environ.pop(_LEVEL_VARIABLE, None)
         else:
             os.environ[_LEVEL_VARIABLE] = level
-        if _DAEMON_VARIABLE not in os.environ:  # with it the thread is there for others, and without us too
+        if _DAEMON_VARIABLE not in os.environ:  # with it the thread belongs to the daemon
             _threads.update(_tasks() - before)
 
 
 def after_profiler() -> None:
-    """Let Kineto write to the log again as it does without us."""
+    """Restore Kineto's log level."""
     level = os.environ.get(_LEVEL_VARIABLE, "")
     if level.isdecimal():
         _set_level(int(level))
     with suppress(AttributeError):
-        getattr(_torch(), _SET_LEVEL_BACK)()  # where the variable is not set
+        getattr(_torch(), _SET_LEVEL_BACK)()  # if the variable is not set
 
 
 def end_thread(within_seconds: float = 0.0) -> None:
-    """End the thread if there is one, once it waits: before that it would hear of it seconds later."""
+    """End the thread, if any, once it is waiting; before that it would take seconds to react."""
     if not _threads:
         return
 
@@ -99,18 +99,18 @@ def end_thread(within_seconds: float = 0.0) -> None:
 
 
 def before_fork() -> None:
-    """End the thread; the child could not."""
+    """End the thread; a forked child could not."""
     end_thread(_FORK_WAITS_SECONDS)
 
 
 def after_fork_in_child() -> None:
-    """Where the thread could not be ended, let the child exit without the destructor that waits for it."""
+    """If the thread could not be ended, let the child exit without the destructor that waits for it."""
     if not _threads:
         return
     _threads.clear()
     with suppress(AttributeError):
         libc = ctypes.CDLL(None)
-        # The last that is registered runs first. Python is gone by then: only functions of C will do.
+        # Registered last, so it runs first. Python has ended by then: it must be a C function.
         libc.on_exit(libc._exit, None)
         getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
 
@@ -133,7 +133,7 @@ def without_signals() -> Iterator[None]:
 
 
 def _set_level(level: int) -> None:
-    with suppress(ValueError):  # this torch has another name for it
+    with suppress(ValueError):  # this torch has another symbol name
         ctypes.c_int.in_dll(_torch(), _LEVEL).value = level
 
 

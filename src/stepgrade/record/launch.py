@@ -1,4 +1,4 @@
-"""Run a training command in processes of its own, with a recorder in each Python that takes a step."""
+"""Run a training command, with a recorder in each Python process that takes a step."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from stepgrade.files import absolute_path, scratch_folder
 SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
 OPTIONS = ".options.json"
 _IMPORTED = ".imported-"
-COUNTER = struct.Struct("<q")  # of the steps that a process has ended, at the start of its file
+COUNTER = struct.Struct("<q")  # the step count of a process, at the start of its file
 _INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
-_NO_SCRIPTS = {  # what people give instead, and what they mean
+_NO_SCRIPTS = {  # common mistakes, and what is meant
     ".ipynb": ("is a notebook", "jupyter nbconvert makes a script of it"),
     ".sh": ("is a script for the shell", "stepgrade record bash {}"),
     ".json": ("is no script", "to grade a profile: stepgrade score {}"),
@@ -39,14 +39,14 @@ _SENT_TO_ALL_SECONDS = 0.05
 
 
 class RecordedProcess(Struct, frozen=True):
-    """The file of one recorded process, and how many steps that process had ended when it was gone."""
+    """The file of a recorded process, and how many steps it had ended when it exited."""
 
     path: Path
     steps: int
 
 
 class Launched(Struct, frozen=True):
-    """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded.
+    """How a command ended: its return code, negative for a signal, and what was recorded.
 
     `frameworks` are those that its processes imported, by their packages' names; `had_python` tells whether
     any of them was a Python that we could look into.
@@ -67,7 +67,7 @@ def run_recorded(
     as_module: bool = False,
     on_steps: Callable[[int], None] | None = None,
 ) -> Launched:
-    """Run a script, a module or any program that starts Python; each process that trains leaves a recording.
+    """Run a script, a module or any program that starts Python; each training process is recorded.
 
     It runs as without us: its own interpreter, streams, signals and exit. `path` is that of the recording,
     with a rank's or another number where several processes train; `on_steps` is told how far it is.
@@ -87,12 +87,12 @@ def run_recorded(
             raise BadInput(problem, where=words[0], hint=hint) from error
 
         def look() -> None:
-            with suppress(Exception):  # whatever is wrong with what we show, the training goes on
+            with suppress(Exception):  # the training must go on
                 steps = max((each.steps for each in _recorded(session, path)), default=0)
                 if steps and on_steps is not None:
                     on_steps(steps)
 
-        # Every Python that starts in it loads our `sitecustomize` first.
+        # Every Python started in it loads stepgrade's `sitecustomize` first.
         before = os.environ.get("PYTHONPATH", "")
         folders = dict.fromkeys([os.fspath(_INJECTED), *(before.split(os.pathsep) if before else ())])
         own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
@@ -106,16 +106,16 @@ def run_recorded(
                 frameworks=tuple(sorted(one.name.removeprefix(_IMPORTED) for one in left)),
                 had_python=(session / ".python").exists(),
             )
-        except OSError as error:  # the training has ended, and so does the command, with its exit code
+        except OSError as error:  # the training has ended; keep its exit code
             problem = f"what was recorded cannot be read: {error.strerror or error}"
             return Launched(code=code, recorded=[], problem=problem)
 
 
 def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:
-    """Return the program to run and its arguments: Python for a script or a module, else what was given."""
+    """Return the program to run and its arguments: Python for a script or module, else as given."""
     words = list(command[1:] if command[:1] == ["--"] else command)
     if not words:
-        raise BadOption("there is no script to run", hint="stepgrade record train.py arguments…")
+        raise BadOption("no script given", hint="stepgrade record train.py arguments…")
     if as_module:
         return [_python(), "-m", *words]
     first = Path(words[0])
@@ -134,7 +134,7 @@ def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str
 
 
 def die_by(signal_number: int) -> None:
-    """End this process by the signal that ended the training, so that whoever waits sees the same."""
+    """End this process by the signal that ended the training, so that the parent sees the same."""
     with suppress(ValueError, OSError):
         signal.signal(signal_number, signal.SIG_DFL)
         if sys.platform != "win32":
@@ -155,7 +155,7 @@ def _python() -> str:
 
 
 def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
-    """Run the program to its end, and send the signals that reach this process on to it; return its code."""
+    """Run the program, forward signals to it, and return its code."""
     try:
         if hasattr(signal, "sigtimedwait"):  # on Linux
             return _run_with_signals(words, environment, look)
@@ -170,7 +170,7 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
         except subprocess.TimeoutExpired:
             look()
         except KeyboardInterrupt:
-            continue  # the terminal has sent it to the training as well
+            continue  # the terminal has also sent it to the training
 
 
 def _run_with_signals(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
@@ -180,7 +180,7 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
     ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    if ignores_children:  # then nobody is told how a child has ended
+    if ignores_children:  # exit codes of children are lost then
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def prepare() -> None:
@@ -189,29 +189,29 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
         unblock()
 
     witness = _Witness(expected)
-    # Not by a timeout: when we are stopped and continued, Python then returns a signal that never came.
+    # No timeout: after a stop and continue, Python would report a signal that never came.
     signal.setitimer(signal.ITIMER_REAL, _BETWEEN_LOOKS_SECONDS, _BETWEEN_LOOKS_SECONDS)
     try:
-        # What we were given open is meant for the training.
+        # Open descriptors are inherited by the training.
         process = subprocess.Popen(words, env=environment, preexec_fn=prepare, close_fds=False)  # noqa: S603, PLW1509  one thread
         while process.poll() is None:
             arrived = signal.sigwaitinfo(awaited)
             if arrived.si_signo == signal.SIGALRM:
                 look()
             elif arrived.si_signo == signal.SIGCHLD or arrived.si_code == _SI_KERNEL:
-                continue  # a terminal has sent it to the training as well
+                continue  # the terminal has also sent it to the training
             elif not witness.has_got(arrived.si_signo):
                 process.send_signal(arrived.si_signo)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.sigtimedwait({signal.SIGALRM}, 0)  # which would end us, once unblocked
+        signal.sigtimedwait({signal.SIGALRM}, 0)  # it would end this process once unblocked
         witness.close()
         unblock()
     return process.returncode
 
 
 class _Witness:
-    """A process that does nothing but die of signals, to tell what was sent to us all from what we alone got.
+    """A process that only dies of signals, to tell signals to the process group from those to this process.
 
     `timeout`, Slurm and systemd signal every process of a group or a job: the training has it then, and must
     not get it twice. It is called neither like us nor like the training, for some signal by name.
@@ -219,7 +219,7 @@ class _Witness:
 
     def __init__(self, deadly: set[int]) -> None:
         self._deadly = deadly
-        self._program = shutil.which("cat")  # which ends when we do, as then its input does
+        self._program = shutil.which("cat")  # ends with this process, when its input closes
         self._process = self._begin()
 
     def _begin(self) -> subprocess.Popen[bytes] | None:
@@ -232,7 +232,7 @@ class _Witness:
             _leave_no_core()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._deadly)
 
-        quiet = subprocess.DEVNULL  # whoever reads our output waits for all that hold it
+        quiet = subprocess.DEVNULL  # readers of our output would wait for it
         return subprocess.Popen(  # noqa: S603  as above
             [self._program],
             stdin=subprocess.PIPE,
@@ -242,16 +242,16 @@ class _Witness:
         )
 
     def has_got(self, number: int) -> bool:
-        """Tell whether this signal, which has reached us, was sent to the others too."""
+        """Return whether a signal was sent to the whole process group."""
         if self._process is None:
             return False
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SENT_TO_ALL_SECONDS)  # they are signalled one by one
+            self._process.wait(_SENT_TO_ALL_SECONDS)  # processes are signalled one by one
         is_sent = self._process.poll() == -number
         if self._process.returncode is not None:
             self.close()
             self._process = self._begin()
-        signal.sigtimedwait({number}, 0)  # some signal us twice: by ourselves, and with the others
+        signal.sigtimedwait({number}, 0)  # some senders signal the process and its group
         return is_sent
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class _Witness:
 
 
 def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
-    """Return what the processes of the session have recorded, in the order of their names.
+    """Return what the processes of the session recorded, ordered by name.
 
     A training that clears the folder for temporary files takes these names with it.
     """
@@ -275,7 +275,7 @@ def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
             with suppress(FileNotFoundError):
                 content = claim.read_bytes()
         if len(content) >= COUNTER.size:
-            elsewhere = os.fsdecode(content[COUNTER.size :])  # where it is, if it could not be written here
+            elsewhere = os.fsdecode(content[COUNTER.size :])  # its path, if it could not be written here
             where = Path(elsewhere) if elsewhere else path.with_name(claim.name)
             found.append(RecordedProcess(path=where, steps=COUNTER.unpack_from(content)[0]))
     return found

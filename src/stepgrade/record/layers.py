@@ -1,4 +1,4 @@
-"""The times of blocks: forward around their calls, backward between two gradients."""
+"""Time blocks: forward around their calls, backward between two gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOTHING = object()
 
 
 class LayerHooks:
-    """Times every call of the blocks; `ends_by` says whose backward begins where another's ends.
+    """Times every call of the blocks; `ends_by` tells whose backward starts where another's ends.
 
     A block's backward begins when the gradient of its output is there and ends when that of its input
     is: hooks on these two tensors cost far less than module backward hooks, and change no graph. Where the
@@ -38,7 +38,7 @@ class LayerHooks:
     def __init__(self, timeline: StepTimeline) -> None:
         self.ends_by: dict[int, int | None] = {}
         self._timeline = timeline
-        self._left: object = _NOTHING  # what the last block gave, until the next one is called
+        self._left: object = _NOTHING  # the last block's output, until the next block is called
         self._left_by = -1
         self._graphed: set[int] = set()
 
@@ -59,7 +59,7 @@ class LayerHooks:
         def before(_module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             direction = timeline.direction
             if direction == FORWARD:
-                if args and args[0] is self._left:  # the usual way, so it has to be short
+                if args and args[0] is self._left:  # the common case, kept short
                     ends_by[layer] = self._left_by
                 else:
                     self._mark_input(layer, args or tuple(kwargs.values()), ended)
@@ -93,13 +93,13 @@ class LayerHooks:
             elif direction == BACKWARD:
                 edges.append(now())
                 edges.append(recompute)
-                if layer not in self._graphed:  # checkpoints of the reentrant kind make their graph only now
+                if layer not in self._graphed:  # reentrant checkpoints build their graph only now
                     begun.put_on(_first_tensor(output))
 
         return after
 
     def _mark_input(self, layer: int, values: tuple[object, ...], ended: _GradientMark) -> None:
-        """Mark the end of this layer's backward at its input's gradient, if that will have one."""
+        """Mark the end of this layer's backward at its input's gradient, if it will have one."""
         entering = _first_tensor(values)
         if entering is not None and entering is self._left:
             self.ends_by[layer] = self._left_by
@@ -108,7 +108,7 @@ class LayerHooks:
         if entering is None or not entering.requires_grad:
             return
         if not ended.put_on(entering) and self._timeline.direction == BACKWARD:
-            entering.register_hook(ended.mark)  # a leaf, but a copy that goes away: others keep their hooks
+            entering.register_hook(ended.mark)  # a leaf, but a temporary copy: others keep their hooks
 
     def _marker(self, code: int) -> Callable[[Tensor], None]:
         timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
@@ -122,7 +122,7 @@ class LayerHooks:
 
 
 class _GradientMark:
-    """Calls `mark` when the gradient of a tensor is there, by a hook on its node in the graph.
+    """Calls `mark` when the gradient of a tensor is ready, by a hook on its node in the graph.
 
     The tensor itself is left alone: after `register_hook` it could not be saved without a warning, and a hook
     that the script adds after an operation in place would see another gradient.
@@ -130,7 +130,7 @@ class _GradientMark:
 
     def __init__(self, mark: Callable[[Tensor], None]) -> None:
         self.mark = mark
-        self._carrier = torch.empty(0)  # a tensor, because torch takes the hooks from one
+        self._carrier = torch.empty(0)  # torch reads hooks from a tensor
         self._carrier._backward_hooks = OrderedDict(((_HOOK, mark),))  # as torch does
 
     def put_on(self, tensor: Tensor | None) -> bool:
@@ -139,14 +139,14 @@ class _GradientMark:
         if tensor is None or node is None:
             return False
         if tensor.output_nr == 0 and hasattr(node, "_register_hook_dict"):
-            node._register_hook_dict(self._carrier)  # `register_hook` in a fraction of its time
+            node._register_hook_dict(self._carrier)  # much faster than `register_hook`
         else:
             node.register_prehook(lambda gradients: self.mark(gradients[0]))
         return True
 
 
 def _first_tensor(value: object) -> Tensor | None:
-    """Return the first floating-point tensor in a tensor, a sequence or a map; not any deeper."""
+    """Return the first floating-point tensor in a tensor, sequence or mapping, not nested deeper."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     if isinstance(value, tuple | list):

@@ -25,7 +25,7 @@ class StepgradeCallback(Callback):
         self._global_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to record: the module and its parts, for `training_step` may call either."""
+        """Start recording the module and its parts, since `training_step` may call either."""
         config = {"accumulation": trainer.accumulate_grad_batches, "precision": str(trainer.precision)}
         self._global_step = trainer.global_step
         self.recorder = Recorder(
@@ -41,14 +41,14 @@ class StepgradeCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, _module: LightningModule, outputs: object, _batch: object, _batch_idx: int
     ) -> None:
-        """End a step when the optimizer has taken one: not after every accumulated batch."""
+        """End a step after an optimizer step, not after every accumulated batch."""
         if self.recorder is None or trainer.global_step == self._global_step:
             return
         self._global_step = trainer.global_step
         self.recorder.step(outputs.get("loss") if isinstance(outputs, dict) else None)
 
     def on_train_end(self, trainer: Trainer, _module: LightningModule) -> None:
-        """Write the profile, and give its numbers to the loggers."""
+        """Write the profile and log its numbers."""
         self._close()
         if self.recorder is not None and self.recorder.has_profile:
             numbers = metrics_of(self.recorder.score(setup=self._setup))
@@ -56,7 +56,7 @@ class StepgradeCallback(Callback):
                 logger.log_metrics(numbers, step=trainer.global_step)
 
     def on_exception(self, _trainer: Trainer, _module: LightningModule, _exception: BaseException) -> None:
-        """Write what was recorded until then."""
+        """Write what was recorded so far."""
         self._close()
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which line of the user's code the training thread is in while the step waits, by looking now and then."""
+"""Sample which line of the user's code the training thread is in while the step waits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from stepgrade.record.timeline import (
     StepTimeline,
 )
 
-# Often at first, so that short runs tell something; then seldom, so that long ones do not notice.
+# Sample often at first, for short runs, then rarely, to cost long runs nothing.
 _FIRST_SECONDS, _FIRST_INTERVAL, _INTERVAL = 2.0, 0.01, 0.05
 _MOST_PLACES = 2000
 _LINES_KEPT = 3
 _WAITS = {INPUT: "input", NONE: "stall", AFTER_FORWARD: "stall", HOST: "stall"}
-# In these the step computes, unless the line calls something that is surely no operation, as time.sleep.
+# The step computes in these, unless the line calls something that is not an operation, like time.sleep.
 _MODEL = frozenset({FORWARD, LOSS, BACKWARD, OPTIMIZER})
 _OPERATIONS = ("torch", "torchvision", "torchaudio", "transformers", "triton")
-# Parts of torch that are the host's own work.
+# Parts of torch that are host work.
 _NO_OPERATIONS = ("torch/serialization.py", "torch/utils/", "torch/distributed/checkpoint/")
 
 
@@ -52,7 +52,7 @@ class _Place(NamedTuple):
 
 
 class LineSampler:
-    """Looks at the training thread from another one, which never stops it and knows no more than its frames.
+    """Samples the frames of the training thread from another thread, without stopping it.
 
     The thread is no `threading.Thread`: a script that counts those sees its own. It is gone while the process
     forks, for a process with several threads must not.
@@ -62,7 +62,7 @@ class LineSampler:
         self._timeline = timeline
         self._thread = 0
         self._seconds: dict[_Place, float] = defaultdict(float)
-        # Of the step that has not ended: what follows the last step, such as a test of the model, is in none.
+        # Samples of the current step; dropped if it never ends, such as a test after the last step.
         self._of_step: dict[_Place, float] = defaultdict(float)
         self._ended_steps = 0
         self._is_user: dict[CodeType, bool] = {}
@@ -74,35 +74,35 @@ class LineSampler:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether somebody looks."""
+        """Return whether the sampler is running."""
         return self._stop is not None
 
     def start(self, step: int) -> None:
-        """Begin to look at the calling thread, at this step."""
+        """Start sampling the calling thread, at this step."""
         self._thread, self.first_step, self._began = _thread.get_ident(), step, time.monotonic()
         self.resume()
 
     def follow(self, thread: int) -> None:
-        """Look at another thread from now on, if at any."""
+        """Sample another thread from now on."""
         self._thread = self._thread and thread
 
     def resume(self) -> None:
-        """Look again after a pause."""
+        """Resume sampling after a pause."""
         if self._stop is not None or not self._thread:
             return
         stop = _thread.allocate_lock()
         stop.acquire()
-        if not self._ended.acquire(blocking=False):  # two threads fork at once, and the other one was first
+        if not self._ended.acquire(blocking=False):  # two threads fork at once, and the other was first
             return
         try:
             with without_signals():
                 _thread.start_new_thread(self._look, (stop,))
                 self._stop = stop
-        except RuntimeError:  # no more threads: then nobody looks
+        except RuntimeError:  # no more threads can start
             self._ended.release()
 
     def pause(self) -> None:
-        """End the thread that looks, and wait until it is gone."""
+        """Stop the sampling thread and wait for it."""
         stop, self._stop = self._stop, None
         if stop is not None:
             stop.release()
@@ -111,7 +111,7 @@ class LineSampler:
             self._keep_ended()
 
     def lines(self, steps: int) -> dict[str, list[HostLine]]:
-        """Return by what was waited for the lines that took longest, in milliseconds of a step."""
+        """Return the lines that took longest, by what they waited for, in milliseconds per step."""
         by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
         for place, seconds in list(self._seconds.items()):
             if place not in self._callees:
@@ -147,7 +147,7 @@ class LineSampler:
             self._ended.release()
 
     def _keep_ended(self) -> None:
-        """Keep what was seen in a step once that has ended."""
+        """Keep the samples of a step once it has ended."""
         if self._timeline.ended == self._ended_steps:
             return
         self._ended_steps = self._timeline.ended
@@ -157,7 +157,7 @@ class LineSampler:
         self._of_step.clear()
 
     def _look_once(self) -> _Place | None:
-        """Return where the thread is; None when it went on while it was looked at."""
+        """Return where the thread is; None if it moved on meanwhile."""
         phase, frame = self._timeline.current, self._innermost()
         at = None if frame is None else frame.f_lasti
         place = self._place(frame, phase)
@@ -165,7 +165,7 @@ class LineSampler:
         return place if still and self._timeline.current == phase else None
 
     def _innermost(self) -> FrameType | None:
-        return sys._current_frames().get(self._thread)  # no other way to see another thread
+        return sys._current_frames().get(self._thread)  # the only way to see another thread
 
     def _place(self, frame: FrameType | None, phase: int) -> _Place | None:
         """Return the innermost function of the user's code, and what it called outside of it."""
@@ -185,12 +185,12 @@ class LineSampler:
 
 
 def _callee(place: _Place) -> tuple[str | None, bool | None]:
-    """Return what the line calls, as its source has it, and whether that is an operation, None if not known.
+    """Return what the line calls, as in its source, and whether that is an operation; None if unknown.
 
     A function of one of torch's modules is, one of another module is not; of a method it cannot be told.
     """
     if place.called is not None:
-        # What is installed is named from its package on.
+        # Installed code is named from its package on.
         path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
         function = place.called.co_name if "<" in place.called.co_qualname else place.called.co_qualname
         name = read_frame(f"{path}(1): {function}").name
@@ -210,10 +210,10 @@ def _callee(place: _Place) -> tuple[str | None, bool | None]:
 
 
 def _short(where: str) -> str:
-    """Return a file's place from the directory that the training runs in, else from the home directory."""
+    """Return a file's path relative to the working directory, else to the home directory."""
     path, _, line = where.rpartition(":")
     here = ""
-    with suppress(FileNotFoundError):  # a directory that is gone
+    with suppress(FileNotFoundError):  # the directory was removed
         here = os.getcwd()
     for folder in (sys.path[0] if sys.path else "", here):
         if folder and path.startswith(folder.rstrip(os.sep) + os.sep):

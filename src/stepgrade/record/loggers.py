@@ -1,4 +1,4 @@
-"""A scorecard's numbers in the trackers people already have: MLflow, Weights & Biases, TensorBoard."""
+"""Log a scorecard to MLflow, Weights & Biases or TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "stepgrade"
 
 
 def metrics_of(card: Scorecard) -> dict[str, float]:
-    """Return every number of the card that is known, under names that start with `stepgrade/`."""
+    """Return the card's known numbers, under names that start with `stepgrade/`."""
     steps, throughput = card.steps, card.throughput
     found: dict[str, float | None] = {
         "efficiency": card.efficiency,
@@ -56,7 +56,7 @@ def log_to_wandb(card: Scorecard, *, run: Run | None = None, step: int | None = 
     """Log to a W&B run, the current one by default: numbers as metrics, words in its summary."""
     run = run or _imported("wandb").run
     if run is None:
-        raise RuntimeError("there is no W&B run: call wandb.init() first")
+        raise RuntimeError("no active W&B run: call wandb.init() first")
     run.log(metrics_of(card), step=step)
     run.summary.update(words_of(card))
 

@@ -1,4 +1,4 @@
-"""Sampled steps: one step, or one in N, runs under torch.profiler with shapes and counts nowhere else."""
+"""Sampled steps: one step, or one in N, runs under torch.profiler with shapes, excluded from step times."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from stepgrade.record.patches import Patches
 from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
 
-# Without two warm-up steps to take one of, a run has to be long enough to spare one.
+# Without two warm-up steps, only profile in runs that are long enough.
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
 _MOST_TRIES = 5
-_STEPS_BETWEEN = 2  # windows: ranges that are not Python's are over by then
-# Such a step has some million operations: reading its trace would hold the training up.
+_STEPS_BETWEEN = 2  # windows: ranges from C++ have ended by then
+# A larger trace has millions of operations: reading it would delay the training.
 _MOST_TRACE_BYTES = 512 * 2**20
 _FILES_TO_READ = 8
 _STARTS = ("_prepare_profiler", "_enable_profiler")
-_ANY_PROFILER = "ProfilerStep"  # counts its steps while there is one
-# Where torch calls the Python of an operation that somebody wrote: autograd's functions, and registered ones.
+_ANY_PROFILER = "ProfilerStep"  # counts its steps while one is active
+# Where torch calls custom operations in Python: autograd functions, and registered ones.
 _CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))
 
 
@@ -54,25 +54,25 @@ class OperationWindow:
 
     def __init__(self, every: int | None, warmup: int) -> None:
         self.sampled: SampledSteps | None = None
-        self.is_written = False  # to the journal
+        self.is_written = False  # in the journal
         self.on_problem: Callable[[str], None] = lambda _: None
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
         self._not_before = 0
         self._thread = 0
-        self._operation: FrameType | None = None  # in which this window began
+        self._operation: FrameType | None = None  # in which this window started
         self._is_starting = False
         self._is_script_profiling = False
         self._has_lapsed = False
-        self._ranges: list[record_function] = []  # that began in this window
+        self._ranges: list[record_function] = []  # started in this window
         self._profiler: profile | None = None
         self._mark: record_function | None = None
         self._patches = Patches()
         self._on_processor = True
 
     def start(self, patches: Patches) -> None:
-        """Begin to see when the script profiles by itself."""
+        """Start watching for the script's own profilers."""
         for name in _STARTS:
             patches.wrap(torch.autograd.profiler, name, self._give_way)
         patches.wrap(torch.autograd.profiler, "_disable_profiler", self._after_profiler)
@@ -82,17 +82,17 @@ class OperationWindow:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the current step is being profiled."""
+        """Return whether the current step is being profiled."""
         return self._profiler is not None
 
     @property
     def has_lapsed(self) -> bool:
-        """Tell whether the profiled step ended where the profiler could not."""
+        """Return whether the profiled step ended where the profiler could not."""
         return self._has_lapsed
 
     def open_if_due(self, step: int, device: torch.device | None) -> None:
-        """Start profiling when it is this step's turn, unless the user is profiling it."""
-        kineto.end_thread()  # if it could not be ended with the window
+        """Start profiling if this step is due, unless the user is profiling it."""
+        kineto.end_thread()  # in case it could not be ended with the window
         if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:
             self._not_before = step + _STEPS_BETWEEN  # torch allows one profiler at a time
         wants_first = (
@@ -107,7 +107,7 @@ class OperationWindow:
         self._not_before = step + 1 + _STEPS_BETWEEN
         self._thread, self._operation = _thread.get_ident(), innermost_operation()
         self._on_processor = device is None or device.type == "cpu"
-        # What a device does is recorded only when asked for: its profiler stays loaded afterwards.
+        # Record device activity only on request: its profiler stays loaded afterwards.
         activities = None if self._every and not self._on_processor else [ProfilerActivity.CPU]
         try:
             self._is_starting = True
@@ -122,7 +122,7 @@ class OperationWindow:
         self._mark.__enter__()
 
     def close(self) -> profile | None:
-        """Stop profiling and return the profiler with what it saw; None when it was not the step's turn.
+        """Stop profiling and return the profiler; None if this step was not profiled.
 
         Only the thread that began can stop it, and not in a backward pass or an operation that began since:
         until then it is left as it is.
@@ -140,7 +140,7 @@ class OperationWindow:
         self._profiler, self._has_lapsed = None, False
         self._patches.undo()
         mark.__exit__(None, None, None)
-        # To end a range again, as whoever began it will, does nothing.
+        # Ending a range twice is harmless.
         with torch._C.DisableTorchFunctionSubclass():  # as torch does
             while self._ranges:
                 torch.ops.profiler._record_function_exit._RecordFunction(self._ranges.pop().record)
@@ -150,10 +150,10 @@ class OperationWindow:
         return profiler if is_whole else None
 
     def keep(self, profiler: profile, step: Totals) -> None:
-        """Add what a profiled step did; one that cannot be read is left out."""
+        """Add a profiled step; one that cannot be read is skipped."""
         try:
             found = _analyse(profiler)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self.on_problem(f"the sampled step cannot be read: {error}")
             self._tries = _MOST_TRIES
             return
@@ -163,7 +163,7 @@ class OperationWindow:
         if not found.steps:
             return
         model_ns = sum(step.phases_ns.get(code, 0) for code in _MODEL_PHASES)
-        # Without a device's own activity, times of operations are the host's: right on a processor only.
+        # Without device activity, times of operations are the host's: only right on a CPU.
         is_timed = self._on_processor or found.device is not None
         sampled = SampledSteps(
             steps=1,
@@ -174,7 +174,7 @@ class OperationWindow:
             matmul_flops=found.matmul_flops,
             matmul_known_share=found.matmul_known_share,
             matmul_dtype=found.matmul_dtype,
-            # The trace is gone when somebody asks where in it the longest call was.
+            # The trace is deleted, so the index of the longest call is useless.
             operations=tuple(
                 structs.replace(op, longest=None, samples_ms=())
                 for op in sorted(found.operations, key=lambda op: -(op.ms or 0.0))[:_OPERATIONS_KEPT]
@@ -187,18 +187,18 @@ class OperationWindow:
         self.is_written = False
 
     def drop(self) -> None:
-        """Stop profiling a step that did not end; it would count as a whole one."""
+        """Stop profiling a step that did not end."""
         self.close()
 
     def _note_range(self, original: Callable[..., object], entered: record_function, /) -> object:
-        """Remember a range that begins in this window, in the thread that is profiled."""
+        """Remember a range that starts in this window, in the profiled thread."""
         given = original(entered)
         if _thread.get_ident() == self._thread:
             self._ranges.append(entered)
         return given
 
     def _give_way(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        """Let a profiler start that the user's code starts, be it inside our window."""
+        """Let the user's profiler start, even inside our window."""
         if not self._is_starting:
             kineto.note_script_profiler()
             self.drop()
@@ -206,14 +206,14 @@ class OperationWindow:
         return original(*args, **kwargs)
 
     def _after_profiler(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        """See a profiler end."""
+        """Note the end of the user's profiler."""
         given = original(*args, **kwargs)
         self._is_script_profiling = False
         return given
 
 
 def _has_files_left() -> bool:
-    """Tell whether as many files may still be opened as reading a trace takes; Kineto prints if not."""
+    """Return whether enough files can be opened to read a trace; Kineto would print an error."""
     opened: list[int] = []
     try:
         while len(opened) < _FILES_TO_READ:
@@ -227,21 +227,21 @@ def _has_files_left() -> bool:
 
 
 def is_in_backward() -> bool:
-    """Tell whether this thread is inside a backward pass, at the end of which torch restores its state."""
-    return int(torch._C._current_graph_task_id()) != -1  # no public way to ask
+    """Return whether this thread is inside a backward pass, at whose end torch restores its state."""
+    return int(torch._C._current_graph_task_id()) != -1  # no public API
 
 
 def innermost_operation() -> FrameType | None:
-    """Return the call of the operation that this thread's Python is called by; None where it is by none."""
-    frame: FrameType | None = sys._getframe(1)  # no public way to ask
+    """Return the frame of the custom operation that called this code, if any."""
+    frame: FrameType | None = sys._getframe(1)  # no public API
     while frame is not None and not frame.f_code.co_filename.endswith(_CALL_PYTHON):
         frame = frame.f_back
     return frame
 
 
 def _analyse(profiler: profile) -> Profile | None:
-    """Return the profile of the step's trace; None when the trace is too large to read beside a training."""
-    # The readers need numpy, which the first steps of a training need not wait for.
+    """Return the profile of the step's trace; None if it is too large to read during training."""
+    # The readers import numpy, which must not delay the first steps.
     from stepgrade.readers.kineto.reader import read_traces
     from stepgrade.readers.source import ByteSource
     from stepgrade.trace.profile import profile_of_traces
@@ -252,12 +252,12 @@ def _analyse(profiler: profile) -> Profile | None:
         if path.stat().st_size > _MOST_TRACE_BYTES:
             return None
         with ByteSource(path) as source:
-            traces = read_traces(source, processes=1)  # no other processes inside a training
+            traces = read_traces(source, processes=1)  # start no processes during training
     return profile_of_traces(traces)
 
 
 def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
-    """Return two samples as one; the shape of a step, as its activity, is that of the first."""
+    """Merge two samples; the activity is that of the first."""
     totals = {op.name: op for op in before.operations}
     for op in more.operations:
         known = totals.get(op.name)
@@ -286,5 +286,5 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
 
 
 def _plus(left: float | None, right: float | None) -> float | None:
-    """Return the sum; None when one of them is not known, for it is a sum over all steps."""
+    """Return the sum; None if one of them is unknown."""
     return None if left is None or right is None else left + right

@@ -1,4 +1,4 @@
-"""Steps of loops that update their weights themselves: told by the weights, for no optimizer tells them."""
+"""Detect steps from weight updates when no optimizer is used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-_WEIGHTS = 4  # that are looked at, the smallest ones: biases and norms, which every step changes
-_ELEMENTS = 1024  # of each of them
-_is_transforming = torch._C._functorch.peek_interpreter_stack  # no public way to ask
+_WEIGHTS = 4  # to look at, the smallest ones: biases and norms, which every step changes
+_ELEMENTS = 1024  # per weight
+_is_transforming = torch._C._functorch.peek_interpreter_stack  # no public API
 
 
 class _Seen(NamedTuple):
@@ -24,7 +24,7 @@ class _Seen(NamedTuple):
 
 
 class OwnUpdates:
-    """Tells whether the weights were updated since the last backward pass.
+    """Detects whether the weights were updated since the last backward pass.
 
     Where they did not change although there are gradients, more of these are being accumulated. What a device
     holds is not read, for the training would wait: each of its backward passes is taken for a step, and so is
@@ -35,30 +35,30 @@ class OwnUpdates:
     """
 
     def __init__(self) -> None:
-        self.is_possible = False  # until there is an optimizer, or where its steps are not seen
-        self.is_certain = True  # every step was told by weights that could be read
+        self.is_possible = False  # without an optimizer, or if its steps are not seen
+        self.is_certain = True  # all steps were detected from readable weights
         self.passes = 0  # since the last step ended
         self._seen: list[_Seen] = []
-        self._optimizer: weakref.ref[Optimizer] | None = None  # that has not been seen to step
+        self._optimizer: weakref.ref[Optimizer] | None = None  # whose steps have not been seen yet
         self._changes: list[int] = []
         self._has_changed = False
 
     def leave_to(self, optimizer: Optimizer) -> None:
-        """Tell no more steps, unless this optimizer turns out to step unseen."""
+        """Stop detecting steps, unless this optimizer's steps are never seen."""
         self.is_possible = False
         self._optimizer, self._changes = weakref.ref(optimizer), []
 
     def see_step(self) -> None:
-        """Tell no more steps: an optimizer does."""
+        """Stop detecting steps: an optimizer ends them."""
         self.is_possible, self._optimizer = False, None
 
     @property
     def has_optimizer(self) -> bool:
-        """Tell whether there is an optimizer that has not been seen to step."""
+        """Return whether there is an optimizer whose steps have not been seen."""
         return self._optimizer is not None
 
     def look(self, models: Iterable[Module]) -> None:
-        """Look at the weights after a backward pass, at those first that it gave gradients."""
+        """Sample the weights after a backward pass, those with gradients first."""
         self.passes += 1
         if self._optimizer is not None:
             before, self._changes = self._changes, self._count_changes()
@@ -87,10 +87,10 @@ class OwnUpdates:
     def _count_changes(self) -> list[int]:
         optimizer = None if self._optimizer is None else self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        return [weight._version for group in groups for weight in group["params"]]  # no other way
+        return [weight._version for group in groups for weight in group["params"]]  # no public API
 
     def is_step_over(self) -> bool:
-        """Tell whether the weights have changed, or their gradients were reset, since the last look."""
+        """Return whether weights changed, or gradients were reset, since the last sample."""
         if self._optimizer is not None:
             return self._has_changed or self._count_changes() != self._changes
         weights = [(weight, seen.elements) for seen in self._seen if (weight := seen.weight()) is not None]
@@ -102,7 +102,7 @@ class OwnUpdates:
         )
 
     def begin_step(self) -> None:
-        """Count backward passes anew."""
+        """Reset the count of backward passes."""
         self.passes, self._has_changed = 0, False
         self._changes = self._count_changes()
 

@@ -1,4 +1,4 @@
-"""What torch has no hook for: functions that are wrapped while a recorder runs, and DDP's own timers."""
+"""Functions that are wrapped while a recorder runs, where torch has no hooks, and DDP's timers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stepgrade.record.timeline import (
 )
 
 _is_compiling = torch.compiler.is_compiling
-_COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
+_COLLECTIVES = (  # some were renamed; those that exist are timed
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_single",
@@ -43,13 +43,13 @@ _COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
 _ABSENT = object()
 _OUR_FOLDER = __file__.rpartition("patches")[0]
 _our_code: set[CodeType] = set()
-# What DDP starts with; measuring each iteration costs a synchronisation on accelerators.
+# DDP's default; measuring each iteration costs a synchronisation on accelerators.
 _DDP_DEFAULT_RATE = 100
 _DDP_TIMES = ("backward_comm_time", "backward_compute_comm_overlap_time")
 
 
 class Patches:
-    """Functions of torch that were replaced, and how to put each of them back."""
+    """Replaced functions of torch, and how to restore them."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[object, str, object, object]] = []
@@ -65,22 +65,22 @@ class Patches:
                 return around(original, *args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error.__traceback__)
-                raise  # which adds no frame
+                raise  # adds no frame
 
         self.replace(owner, name, ours)
 
     def replace(self, owner: object, name: str, function: Callable[..., object]) -> None:
-        """Put a function in the place of another; where that one is inherited `undo` deletes ours."""
+        """Replace a function; if the original is inherited, `undo` deletes the replacement."""
         ours = _disguised(function, getattr(owner, name), owner)
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), ours))
         setattr(owner, name, ours)
 
     def undo(self) -> None:
-        """Put everything back, the last first; what somebody else wrapped after us stays wrapped."""
+        """Restore everything, last first; what others wrapped afterwards stays wrapped."""
         while self._replaced:
             owner, name, own, ours = self._replaced.pop()
             if vars(owner).get(name) is not ours:
-                continue  # their function calls ours, which does nothing any more
+                continue  # their wrapper calls ours, which does nothing now
             if own is _ABSENT:
                 delattr(owner, name)
             else:
@@ -88,7 +88,7 @@ class Patches:
 
 
 def is_ours(code: CodeType) -> bool:
-    """Tell whether a frame with this code is one of the recorder's own."""
+    """Return whether a frame with this code belongs to the recorder."""
     return code in _our_code or code.co_filename.startswith(_OUR_FOLDER)
 
 
@@ -107,7 +107,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
 def _disguised(
     function: Callable[..., object], original: Callable[..., object], owner: object
 ) -> Callable[..., object]:
-    """Return the function with the name, the file and the line of the one whose place it takes.
+    """Return the function with the name, file and line of the one it replaces.
 
     torch.compile goes by the file to decide what it looks into, pickle by the name, and a traceback that the
     script prints shows the line.
@@ -134,7 +134,7 @@ def _disguised(
         function = ours
     update_wrapper(function, original)
     if isinstance(owner, ModuleType):
-        function.__module__ = owner.__name__  # where pickle finds it, with us and without
+        function.__module__ = owner.__name__  # where pickle finds it
     return function
 
 
@@ -168,7 +168,7 @@ def patch_until_optimizer(
     on_optimizer: Callable[[Optimizer], None],
     on_done: Callable[[], None],
 ) -> None:
-    """Take `torch.autograd.grad` for a backward, as loops without an optimizer use it, until there is one."""
+    """Count `torch.autograd.grad` as backward until there is an optimizer; loops without one use it."""
 
     def seen(
         original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
@@ -188,7 +188,7 @@ def patch_input(
     before: Callable[[], None],
     on_batch: Callable[[object], None],
 ) -> None:
-    """Time the wait for each batch of the watched DataLoaders, and hand each batch to `on_batch`."""
+    """Time the wait for each batch of the watched DataLoaders, and pass it to `on_batch`."""
 
     def timed(original: Callable[..., object], iterator: _BaseDataLoaderIter) -> object:
         if not is_watched(iterator):
@@ -202,13 +202,13 @@ def patch_input(
         on_batch(batch)
         return batch
 
-    patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
+    patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # base class of all iterators
 
 
 def patch_zero_grad(
     patches: Patches, timeline: StepTimeline, is_watched: Callable[[Optimizer], bool]
 ) -> None:
-    """Count `zero_grad` of the watched optimizers as the optimizer's time."""
+    """Count `zero_grad` of the watched optimizers as optimizer time."""
 
     def timed(
         original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
@@ -221,7 +221,7 @@ def patch_zero_grad(
 
 
 def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
-    """Time copies between host and device that the loop itself makes."""
+    """Time copies between host and device made by the loop itself."""
 
     def timed(original: Callable[..., Tensor], tensor: Tensor, /, *args: object, **kwargs: object) -> Tensor:
         if not timeline.live:
@@ -237,7 +237,7 @@ def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
 
 
 def patch_collectives(patches: Patches, timeline: StepTimeline) -> None:
-    """Time the collectives that Python calls: those of FSDP and of the loop itself, not DDP's reducer."""
+    """Time collectives called from Python: FSDP's and the loop's own, not DDP's reducer."""
     if torch.distributed.is_available():
         for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
             patches.wrap(torch.distributed, name, partial(_timed, timeline, COMMUNICATION))
@@ -257,14 +257,14 @@ class DdpTimers:
     """DDP's own timers of its gradient all-reduce, which runs inside backward where no hook reaches it."""
 
     def __init__(self, model: Module, *, on_host: bool) -> None:
-        self._model = weakref.ref(model)  # a script that makes a new one wants this one's memory back
+        self._model = weakref.ref(model)  # do not keep the model alive
         self._every = 1 if on_host else _DDP_DEFAULT_RATE
         self._asked = 0
         self._exposed_ns = 0
-        model._set_ddp_runtime_logging_sample_rate(self._every)  # the only way to set it
+        model._set_ddp_runtime_logging_sample_rate(self._every)  # no public API
 
     def exposed_ns(self) -> int:
-        """Return how long the latest measured all-reduce went on after the last gradient was computed."""
+        """Return how long the last measured all-reduce ran after the last gradient was computed."""
         model = self._model()
         if self._asked % self._every == 0 and model is not None:
             found = model._get_ddp_logging_data()
@@ -274,7 +274,7 @@ class DdpTimers:
         return self._exposed_ns
 
     def close(self) -> None:
-        """Set DDP back to measure as seldom as before."""
+        """Restore DDP's sample rate."""
         model = self._model()
         if model is not None:
             model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)

@@ -1,4 +1,4 @@
-"""The recorder that users call: one `with`, or one line beside the training loop."""
+"""The public recorder: a `with` block, or one line before the training loop."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
-_LINES_SECONDS = 1.0  # between lines of Python in the journal, which take longer to sum up than steps
-_FLUSHING_SHARE = (
-    0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
-)
+_LINES_SECONDS = 1.0  # between Python lines in the journal, which are slower to sum up than steps
+_FLUSHING_SHARE = 0.002  # share of the time for the journal; the cheaper a flush, the more often it happens
 
 
 class Recorder:
@@ -74,7 +72,7 @@ class Recorder:
         config: dict[str, Any] | None = None,
         readable_by: str = "owner",
     ) -> None:
-        self.path = self._base = Path(absolute_path(path))  # the script may change its directory
+        self.path = self._base = Path(absolute_path(path))  # the script may change the working directory
         self.notes: list[Note] = []
         self.rank = 0
         self.on_step: Callable[[int], None] | None = None
@@ -86,7 +84,7 @@ class Recorder:
         self._flush_seconds = flush_seconds
         self._config = config or {}
         self._counts_optimizer_steps = False
-        # In one of `stepgrade record` the command speaks, and only what takes a step has a file.
+        # Under `stepgrade record` the command prints, and only processes that take a step have a file.
         self._in_session = False
         self._recording: Recording | None = None
         self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
@@ -118,7 +116,7 @@ class Recorder:
         Recorder._active, self._pid = self, os.getpid()
         atexit.register(self.close)
         _leave_forks_alone()
-        (model, optimizer, loader), self._parts = self._parts, (None, None, None)  # theirs to keep or drop
+        (model, optimizer, loader), self._parts = self._parts, (None, None, None)  # do not keep them alive
         self._run = RunDescription(
             device=environment.describe_device(None),
             rank=0,
@@ -165,12 +163,12 @@ class Recorder:
             self._warn("no_layers", text, supply="" if self._layers else "{layers} to time modules by name")
 
     def watch_calls(self, module: Module) -> None:
-        """Count calls of a module as forward; its blocks belong to the model already."""
+        """Count the calls of a module as forward; its blocks are already watched with the model."""
         if self._recording is not None:
             self._recording.watch_calls(module)
 
     def add_loss(self, loss: float) -> None:
-        """Add a loss that is known only later, or averaged over steps."""
+        """Add a loss that is only known later, or averaged over steps."""
         if self._recording is not None:
             self._recording.add_loss(loss)
 
@@ -205,7 +203,7 @@ class Recorder:
             yield batch
 
     def flush(self) -> None:
-        """Append new measurements to the journal on disk."""
+        """Append the measurements since the last call to the journal."""
         self._flushed_at = time.monotonic()
         recording = self._recording
         if recording is None or self._pid != os.getpid():
@@ -239,7 +237,7 @@ class Recorder:
                 self._warn_of_file(error, "stepgrade will try again", code="flush_failed")
 
     def close(self) -> None:
-        """Remove all hooks and write the profile; a second call does nothing."""
+        """Remove all hooks and write the profile; later calls do nothing."""
         recording, self._recording = self._recording, None
         if recording is None:
             return
@@ -253,7 +251,7 @@ class Recorder:
             self._write(recording)
 
     def _write(self, recording: Recording) -> None:
-        """Write the profile of all steps until now."""
+        """Write the profile of all steps so far."""
         recording.move_sums_to(self._warm, self._steady)
         totals = self._steady if self._steady.steps else self._warm
         if not totals.steps:
@@ -277,21 +275,21 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Return how many steps have ended, warm-up included."""
+        """Return the number of ended steps, including warm-up."""
         return self._steps if self._recording is None else self._recording.ended
 
     @property
     def has_profile(self) -> bool:
-        """Tell whether the recording has ended with at least one step."""
+        """Return whether the recording has ended with at least one step."""
         return self._json is not None
 
     def profile(self) -> Profile:
-        """Return what was recorded, once closed; raise NotMeasured when no step was."""
+        """Return the profile of a closed recording; raise NotMeasured if it has no steps."""
         from stepgrade.readers.step_profile import profile_from_json  # not every run asks
 
         if self._json is None:
             hint = "close the recorder first" if self._recording else "no step was recorded"
-            raise NotMeasured("there is no profile", hint=hint)
+            raise NotMeasured("no profile yet", hint=hint)
         return profile_from_json(self._json, str(self.path))
 
     def score(
@@ -306,7 +304,7 @@ class Recorder:
         allow_different: Sequence[str] = (),
         config: Config | None = None,
     ) -> Scorecard:
-        """Return the scorecard of what was recorded: `stepgrade.score(recorder.profile(), …)`."""
+        """Return the scorecard: `stepgrade.score(recorder.profile(), …)`."""
         from stepgrade.grading import score  # not every run asks
 
         return score(
@@ -322,11 +320,11 @@ class Recorder:
         )
 
     def _gives_way(self) -> bool:
-        """Tell whether this recorder has ended for the sake of another one that starts."""
+        """Return whether this recorder has stopped in favour of another one that starts."""
         return False
 
     def _leave_to_parent(self) -> None:
-        """Stop in a forked process: the recording is its parent's."""
+        """Stop in a forked process: the recording belongs to its parent."""
         recording, self._recording = self._recording, None
         Recorder._active = None
         atexit.unregister(self.close)
@@ -334,7 +332,7 @@ class Recorder:
             recording.detach()
 
     def _name_file(self) -> None:
-        """Name the file for the rank, which may be known only when training has begun."""
+        """Name the file for the rank, which may only be known once training has started."""
         self.rank, world_size = environment.rank_and_world()
         self._run.rank, self._run.world_size = self.rank, world_size
         self.path = rank_path(self._base, self.rank, world_size)
@@ -347,7 +345,7 @@ class Recorder:
             self.on_step(step)
         recording, now = self._recording, time.monotonic()
         if recording is not None and self._max_steps is not None and step >= self._max_steps:
-            recording.pause()  # hooks are taken off at the end: here torch may be walking over them
+            recording.pause()  # hooks are removed at the end: torch may be iterating over them now
             self._write(recording)
         elif now - self._flushed_at >= self._until_flush:
             self.flush()
@@ -358,7 +356,7 @@ class Recorder:
         self._warn("recorder_failed", text)
 
     def _add_autocast(self, recording: Recording) -> None:
-        """Add the precision of autocast, which is known only once the model was called."""
+        """Add autocast's precision, which is only known once the model has been called."""
         if recording.autocast is not None:
             self._run.config["autocast"] = recording.autocast
 
@@ -366,12 +364,12 @@ class Recorder:
         self._warn(code, f"{self.path} cannot be written ({error.strerror or error}); {what_now}")
 
     def _warn(self, code: str, text: str, supply: str = "") -> None:
-        """Log a problem once, and keep it for the profile's notes."""
+        """Log a problem once, and add it to the profile's notes."""
         note = Note(code, text, supply=supply)
         if note not in self.notes:
             self.notes.append(note)
             if not self._in_session:
-                with suppress(ValueError, OSError):  # a script may close its streams, and logging fails then
+                with suppress(ValueError, OSError):  # the script may have closed its streams
                     _log.warning("stepgrade: %s", note)
 
 
@@ -381,7 +379,7 @@ def start_recording(
     dataloader: object = None,
     **options: Any,
 ) -> Recorder:
-    """Start a recorder that needs nothing else in the loop; it writes at exit, or on `close()`."""
+    """Start a recorder without changes to the loop; it writes at exit or on `close()`."""
     recorder = Recorder(model, optimizer=optimizer, dataloader=dataloader, **options)
     recorder._counts_optimizer_steps = optimizer is not None
     return recorder.start()
@@ -394,7 +392,7 @@ def _leave_forks_alone() -> None:
     def leave() -> None:
         kineto.after_fork_in_child()
         if Recorder._active is not None:
-            with suppress(Exception):  # which Python would print
+            with suppress(Exception):  # Python would print it
                 Recorder._active._leave_to_parent()
 
     def stop_looking() -> None:

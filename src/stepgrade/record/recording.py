@@ -1,4 +1,4 @@
-"""A recording that runs: what is hooked, the current step, and the sums over steps."""
+"""A running recording: the hooks, the current step, and the sums over steps."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from stepgrade.record.timeline import (
 from stepgrade.record.totals import Series, StepSizes, Totals, fold_step
 
 _is_compiling = torch.compiler.is_compiling
-# Steps whose device events are not done yet; more than this many in flight does not happen in training.
+# Steps whose device events are not done yet; training never has more in flight.
 _MOST_PENDING = 256
-# Steps in another thread, with none in the one that trained, after which training goes on there.
+# After this many steps in another thread, and none in the old one, that thread is the training thread.
 _STEPS_ELSEWHERE = 3
 
 
 class EndedStep(Struct):
-    """A step that ended on the host; on a device it may still be running."""
+    """A step that ended on the host; the device may still be running it."""
 
     edges: list[Any]
     tokens: int
     rows: int
     loss: float | Tensor | None
-    profiler: profile | None  # with what it saw, when the step ran under it
+    profiler: profile | None  # set if the step was profiled
 
 
 class _Model(Struct):
-    """A model that was found: its class, its blocks and the first one's number, and when it was called."""
+    """A detected model: its class, its blocks, the first one's number, and the step it was last called in."""
 
     module: weakref.ref[Module]
     kind: type
@@ -76,7 +76,7 @@ class _Model(Struct):
 
 
 class Recording:
-    """Puts hooks on the loop and adds up its steps; all that runs inside it is here or in `timeline`."""
+    """Hooks the training loop and adds up its steps; code that runs in the loop is here or in `timeline`."""
 
     def __init__(self, *, warmup: int, ops_every: int | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
@@ -95,7 +95,7 @@ class Recording:
         self.sizes = StepSizes()
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
-        self._balance = 0  # how many more steps held an evaluation than did not
+        self._balance = 0  # steps with an evaluation minus steps without
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
         self.autocast: str | None = None
@@ -103,26 +103,26 @@ class Recording:
         self.ddp: patches.DdpTimers | None = None
         self.on_step: Callable[[int], None] | None = None
         self.on_failure: Callable[[Exception], None] | None = None
-        self.on_model: Callable[[Module], None] | None = None  # for each model that is found
+        self.on_model: Callable[[Module], None] | None = None  # called for each detected model
         self._warmup = warmup
         self._patches = patches.Patches()
         self._patches_without_optimizer = patches.Patches()
         self._undo: list[Callable[[], None]] = []
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
-        self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
-        self._optimizers: list[weakref.ref[Optimizer]] | None = []  # those that are watched; None for all
+        self._datasets: list[Dataset[object]] | None = []  # of watched loaders; None for all
+        self._optimizers: list[weakref.ref[Optimizer]] | None = []  # watched optimizers; None for all
         self._main_optimizer: weakref.ref[Optimizer] | None = None
-        self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts when they stepped
+        self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts at the time of their step
         self.unwatched_steps = self.elsewhere_steps = 0
-        self._since_here = 0  # steps in other threads since the last one in the thread that trains
+        self._since_here = 0  # steps in other threads since the last one in the training thread
         self._ends_after_backward = False
         self.own_updates = OwnUpdates()
-        self.own_steps = 0  # that no optimizer ended
+        self.own_steps = 0  # ended by a weight update, not by an optimizer
         self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
-        """Wrap what torch has no hooks for and begin the first step."""
+        """Wrap what torch has no hooks for and start the first step."""
         self.calls.start(self._patches)
         self.window.start(self._patches)
         patches.patch_backward(self._patches, self.timeline, self._after_backward)
@@ -148,7 +148,7 @@ class Recording:
     def stop(self) -> None:
         """Remove all hooks and read the steps that are still on the device."""
         if self.own_updates.passes and self.own_updates.is_possible and self.own_steps and self.timeline.live:
-            # The last one has no end: what follows it may be anything.
+            # The last step has no detectable end.
             self.ended += 1
             if self.on_step is not None:
                 self.on_step(self.ended)
@@ -156,7 +156,7 @@ class Recording:
         self.pause()
 
     def detach(self) -> None:
-        """Remove all hooks; what is still on the device is not read."""
+        """Remove all hooks without reading steps that are still on the device."""
         self.calls.stop()
         self.layers.release()
         self._patches_without_optimizer.undo()
@@ -169,7 +169,7 @@ class Recording:
         self.timeline.stop()
 
     def pause(self) -> None:
-        """Record no more steps and read those that are still on the device; hooks stay and do nothing."""
+        """Stop recording and read the steps that are still on the device; hooks stay but do nothing."""
         self.lines.pause()
         self.window.drop()
         self.timeline.stop()
@@ -178,9 +178,9 @@ class Recording:
             self._add_done_steps()
 
     def watch_model(self, model: Module, layers: list[str] | None) -> int:
-        """Time the model's calls and those of its blocks; return how many blocks there are.
+        """Time the calls of a model and its blocks; return the number of blocks.
 
-        The first model decides the clock: that of its device. The steps before it are not kept.
+        The first model's device decides the clock. Steps before it are dropped.
         """
         if not self.saw_model:
             self.saw_model = True
@@ -199,7 +199,7 @@ class Recording:
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
         names = [name for name, _ in fresh]
         kind = type(unwrap(model))
-        # A model of the same class takes the place of one that is over: the fold or the stage before.
+        # A model of the same class replaces one that is no longer used, such as that of the previous fold.
         over = (
             key
             for key, other in self._models.items()
@@ -227,11 +227,11 @@ class Recording:
         self.calls.watch(module, Around(self._before_forward, self._after_forward))
 
     def watch_every_model(self) -> None:
-        """Find the models by themselves: the outermost modules that are called with gradients."""
+        """Detect models: the outermost modules that are called with gradients."""
         self.calls.on_unknown = self._meet
 
     def watch_optimizer(self, optimizer: Optimizer) -> None:
-        """Time the optimizer; its step also ends a training step unless the user does that."""
+        """Time the optimizer; its step ends a training step unless the user calls `step`."""
         if self._optimizers is not None:
             inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
             self._optimizers.append(weakref.ref(inner))
@@ -239,7 +239,7 @@ class Recording:
                 self.own_updates.leave_to(inner)
 
     def watch_every_optimizer(self) -> None:
-        """Time all optimizers, those that do not exist yet too; without any the weights tell steps."""
+        """Time all optimizers, including future ones; without any, detect steps from weight updates."""
         self._optimizers = None
         self.own_updates.is_possible = True
         patches.patch_until_optimizer(
@@ -259,12 +259,12 @@ class Recording:
         self._datasets = None
 
     def phase_code(self, name: str) -> int:
-        """Return the code of a phase; a new name gets a new one."""
+        """Return the code of a phase, a new one for a new name."""
         code = self._phase_codes.get(name)
         if code is None:
             code = FIRST_FREE_PHASE + len(self._phase_codes)
             if code >= LAYER_BASE:
-                raise ValueError("there are too many phases: name parts of a step, not single steps")
+                raise ValueError("too many phases: name parts of a step, not single steps")
             self._phase_codes[name] = code
         return code
 
@@ -273,17 +273,17 @@ class Recording:
         return {code: name for name, code in self._phase_codes.items()}
 
     def step_by_hand(self, loss: float | Tensor | None) -> None:
-        """End a step because the user says so."""
+        """End a step at the user's request."""
         self.stepped_by_hand = True
         try:
             if self._is_training_thread():
                 self.timeline.drop_open_phases()
                 self.end_step(loss)
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
 
     def end_step(self, loss: float | Tensor | None = None) -> None:
-        """End the current step and begin the next one."""
+        """End the current step and start the next."""
         edges = self.timeline.end_step()
         self._end(edges, self._batches.take(), self.window.close(), loss)
 
@@ -312,30 +312,30 @@ class Recording:
             self.on_step(self.ended)
 
     def add_loss(self, loss: float) -> None:
-        """Add one loss to the series; JSON has no number for one that is not finite."""
+        """Add a loss to the series; losses that are not finite are only counted."""
         if math.isfinite(loss):
             self.loss.add(loss)
         else:
             self.losses_not_finite += 1
 
     def move_sums_to(self, warm: Totals, steady: Totals) -> None:
-        """Add what was measured since the last time to the sums of warm-up and of steady steps."""
+        """Move the sums since the last call to those of warm-up and steady steps."""
         warm.add(self.warm)
         steady.add(self.steady)
         self.warm, self.steady = Totals(), Totals()
 
     def before_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """Begin the optimizer's phase; from the first one on no weights tell steps."""
+        """Start the optimizer phase; from now on the optimizer ends steps, not weight updates."""
         if _is_compiling():
             return
-        if self.own_updates.is_possible:  # it was made before the recording began
+        if self.own_updates.is_possible:  # it was created before the recording started
             self._patches_without_optimizer.undo()
         self.own_updates.see_step()
         if self._is_watched_optimizer(optimizer):
             self.timeline.enter(OPTIMIZER)
 
     def after_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """End it, and with it the step when it is the optimizer that counts steps."""
+        """End the optimizer phase, and the step if this optimizer ends steps."""
         if _is_compiling():
             return
         if self._is_watched_optimizer(optimizer):
@@ -343,11 +343,11 @@ class Recording:
         try:
             if self.timeline.live and self._is_training_thread():
                 self._stepped(optimizer)
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        """End a step when the main optimizer steps: the first one, until training goes on with another.
+        """End a step when the main optimizer steps: the first one, until training switches to another.
 
         That is the case when another one steps for the second time since the main one did: what it did the
         first time ended a step too.
@@ -363,13 +363,13 @@ class Recording:
                 return
             if earlier is not None and is_watched:
                 position, parts = earlier
-                self.window.drop()  # it saw two steps as one
+                self.window.drop()  # it contains two steps
                 self._end(self.timeline.split_step(position), self._batches.take(parts), None)
         if not is_watched:
             self.unwatched_steps += main is not None
             return
         self._main_optimizer = weakref.ref(optimizer)
-        # An optimizer that steps as soon as its gradient is there does so in the midst of the step.
+        # An optimizer that steps as soon as its gradient is ready does so within the step.
         in_midst = is_in_backward() and self.timeline.direction == BACKWARD
         if not in_midst or self._ends_after_backward:
             self._end_by_optimizer()
@@ -378,11 +378,11 @@ class Recording:
     def _end_by_optimizer(self) -> None:
         self._other_optimizers.clear()
         if self.timeline.direction != BACKWARD:
-            self.timeline.drop_open_phases()  # that an interrupt left open
+            self.timeline.drop_open_phases()  # left open by an interrupt
         self.end_step()
 
     def _is_training_thread(self) -> bool:
-        """Tell whether this is the thread that trains: the first one, until only others step."""
+        """Return whether this is the training thread: the first one, until only others step."""
         here, before = get_ident(), self.timeline.thread
         if before in (0, here):
             self.timeline.thread, self._since_here = here, 0
@@ -398,12 +398,12 @@ class Recording:
         return False
 
     def _leave_to_optimizer(self, optimizer: Optimizer) -> None:
-        """Tell steps by the optimizers, as soon as there is one."""
+        """Detect steps by the optimizer from now on."""
         self.own_updates.leave_to(optimizer)
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
-        """End the step that could not end inside the backward pass; with no optimizer remember the weights.
+        """End a step that could not end inside the backward pass; without an optimizer, remember the weights.
 
         A loop without a model has nothing else to tell a step by.
         """
@@ -419,11 +419,11 @@ class Recording:
             self.own_updates.look(module for module in modules if module is not None)
             if not self.saw_model:
                 self._end_own_step()
-        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
 
     def _end_own_step(self) -> None:
-        """End a step of a loop without an optimizer, when the next batch or forward follows an update."""
+        """End a step of a loop without an optimizer: the next batch or forward after a weight update."""
         own, timeline = self.own_updates, self.timeline
         if not own.passes or not own.is_possible or self.stepped_by_hand:
             return
@@ -454,7 +454,7 @@ class Recording:
         *args: object,
         **kwargs: object,
     ) -> object:
-        """Count a step that the scaler skips because of infinite gradients: it took time like any other."""
+        """Count a step that the scaler skips because of infinite gradients; it took time as well."""
         self.timeline.enter(OPTIMIZER)
         ended = self.ended
         try:
@@ -470,20 +470,20 @@ class Recording:
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)
 
     def _meet(self, module: Module) -> Around | None:
-        """Return what to do around the call of an outermost module that nobody watches yet.
+        """Return what to run around the call of an outermost module that is not watched yet.
 
         One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
         itself is part of forward; a copy of a model that is called without gradients, an evaluation.
         """
         first = next(module.parameters(), None)
-        if first is None or first.is_meta:  # which is only counted, as by those who count FLOPs
+        if first is None or first.is_meta:  # a dry run, such as for counting FLOPs
             return None
         if (
             self.on_model is not None
             and id(module) not in self._parts
             and torch.is_grad_enabled()
             and any(parameter.requires_grad for parameter in module.parameters())
-            and not any(is_lazy(parameter) for parameter in module.parameters())  # then at its next call
+            and not any(is_lazy(parameter) for parameter in module.parameters())  # wait for its next call
         ):
             self.on_model(module)
             return Around(self._before_forward, self._after_forward) if self._models.get(id(module)) else None
@@ -514,7 +514,7 @@ class Recording:
         self.timeline.leave()
 
     def _fail(self, error: Exception) -> None:
-        """Stop recording because of an error of ours; what was measured until then is kept.
+        """Stop recording after an internal error; earlier measurements are kept.
 
         What a handler of the script raises because a signal has come, wherever it found us, is the script's.
         """
@@ -526,13 +526,13 @@ class Recording:
             self.on_failure(error)
 
     def _is_interrupted(self, step: Totals) -> bool:
-        """Tell whether a step holds an evaluation, unless most do: it is then how this loop trains."""
+        """Return whether a step contains an evaluation, unless most steps do."""
         has_evaluation = EVALUATION in step.phases_ns
         self._balance += 1 if has_evaluation else -1
         return has_evaluation and self._balance < 0
 
     def _add_done_steps(self) -> None:
-        """Add the steps that the device has finished; drop the oldest when too many are waiting."""
+        """Add the steps that the device has finished; drop the oldest if too many are pending."""
         while self._pending and self.clock.is_done(self._pending[0].edges[-2]):
             self._add(self._pending.popleft())
         while len(self._pending) > _MOST_PENDING:
@@ -564,7 +564,7 @@ class Recording:
 
 
 def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:
-    """Return the loss such that it can be read later without waiting for the device."""
+    """Return the loss in a form that can be read later without waiting for the device."""
     if not isinstance(loss, Tensor):
         return loss
     if loss.device.type == "cpu":

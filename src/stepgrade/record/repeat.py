@@ -1,4 +1,4 @@
-"""Record commands again and again, several of them in turns, so that all meet the same machine."""
+"""Record commands repeatedly, in turns, so that all run under the same conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run_in_turns(
     options: dict[str, object],
     progress: Callable[[str], None],
 ) -> list[list[list[Path]]]:
-    """Record each command so often, one after the other; return for each the files of each of its runs.
+    """Record each command several times, in turns; return the files of each run of each command.
 
     Commands take turns: what changes on the machine meanwhile, its temperature or its other work, then meets
     all of them alike. A command may begin with -m. Raise NotMeasured when a run ends without a recording.

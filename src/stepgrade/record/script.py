@@ -1,4 +1,4 @@
-"""The recorder inside a process that `stepgrade record` started: it finds everything by itself."""
+"""The recorder in a process started by `stepgrade record`: it detects everything itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stepgrade.record.recorder import Recorder
 
 
 class ScriptRecorder(Recorder):
-    """A recorder that finds model, optimizer and loaders by itself, whenever the script makes them.
+    """A recorder that detects model, optimizer and loaders whenever the script creates them.
 
     In a session of `stepgrade record` it says nothing: its notes are in the recording. A forked process
     that trains is recorded by a new one.
@@ -34,7 +34,7 @@ class ScriptRecorder(Recorder):
         self._claim: Path | None = None
 
     def start(self) -> ScriptRecorder:
-        """Begin to record every optimizer and DataLoader, and look for the models."""
+        """Start recording all optimizers and DataLoaders, and detect models."""
         self._counts_optimizer_steps = True
         super().start()
         recording = self._recording
@@ -43,7 +43,7 @@ class ScriptRecorder(Recorder):
             recording.watch_every_loader()
             recording.on_model = self.watch_model
             recording.watch_every_model()
-            # Processes of multiprocessing end without the interpreter's own exit functions.
+            # Processes of multiprocessing exit without running atexit functions.
             end = multiprocessing.util.Finalize
             multiprocessing.util.register_after_fork(
                 self, lambda recorder: end(None, recorder.close, exitpriority=0)
@@ -51,7 +51,7 @@ class ScriptRecorder(Recorder):
         return self
 
     def _gives_way(self) -> bool:
-        """End for the sake of a recorder that the script itself starts before its first step."""
+        """Stop in favour of a recorder that the script starts before its first step."""
         recording = self._recording
         if self._session is None or self.steps or recording is None:
             return False
@@ -63,7 +63,7 @@ class ScriptRecorder(Recorder):
         ScriptRecorder(self._session, **self._options).start()
 
     def _name_file(self) -> None:
-        """Take a name that no other process of the session has; steps are counted there for the parent."""
+        """Reserve a unique file in the session; the parent reads the step count from it."""
         super()._name_file()
         if self._session is None:
             return
@@ -77,7 +77,7 @@ class ScriptRecorder(Recorder):
                 path = self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")
                 continue
             except OSError:
-                return  # the command has ended before this process
+                return  # the command has already ended
             os.ftruncate(handle, COUNTER.size)
             self._counter, self._claim = _shared_number(handle), claim
             os.close(handle)
@@ -85,7 +85,7 @@ class ScriptRecorder(Recorder):
         self._journal = Journal(path, self._readable_by)
 
     def close(self) -> None:
-        """Write the profile, and tell the parent when it had to go elsewhere."""
+        """Write the profile, and report its path to the parent if it had to go elsewhere."""
         named = self.path
         super().close()
         if self._claim is not None and self.path != named:
@@ -93,7 +93,7 @@ class ScriptRecorder(Recorder):
                 claim.write(os.fsencode(self.path))
 
     def _after_failure(self, error: Exception) -> None:
-        """Leave word for the parent where there will be no recording to hold the note."""
+        """Leave a note for the parent if there will be no recording to hold it."""
         super()._after_failure(error)
         if self._session is not None and not self.steps:
             with suppress(OSError):
@@ -106,7 +106,7 @@ class ScriptRecorder(Recorder):
 
 
 def _shared_number(handle: int) -> ctypes.c_int64:
-    """Return the number at the start of a file, in memory that is the file's; raise OSError.
+    """Map the number at the start of a file into memory; raise OSError.
 
     Python's own `mmap` keeps the file open, and the script's files would have other numbers than without us.
     """
@@ -123,7 +123,7 @@ def _shared_number(handle: int) -> ctypes.c_int64:
 
 
 def record_here(session: str) -> None:
-    """Begin to record this process with the options of the session."""
+    """Start recording this process with the session's options."""
     options = json.loads(Path(session, OPTIONS).read_bytes())
     from stepgrade.record.patches import without_ours  # needs torch
 
@@ -137,11 +137,11 @@ def record_here(session: str) -> None:
 
     sys.excepthook = show
     if shown is sys.__excepthook__:
-        sys.__excepthook__ = show  # some ask whether nobody has replaced it
+        sys.__excepthook__ = show  # some code checks whether it was replaced
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those behind it."""
+    """Yield an exception and its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -1,4 +1,4 @@
-"""What the training thread appends while it runs: a stamp and a code for each edge, nothing else."""
+"""The edges that the training thread records: a stamp and a code each, nothing else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
-# Codes of phases: from such an edge to the next, the step is in that phase.
+# Codes of phases: from such an edge to the next the step is in that phase.
 NONE = 0
-AFTER_FORWARD = 1  # in no phase either, but inside what called the model, such as an optimizer
+AFTER_FORWARD = 1  # in no phase, but inside the caller of the model, such as an optimizer
 INPUT = 2
 H2D = 3
 D2H = 4
@@ -18,10 +18,10 @@ BACKWARD = 7
 COMMUNICATION = 8
 OPTIMIZER = 9
 EVALUATION = 10
-BACKWARD_DONE = 11  # no phase: ends the layers whose input needs no gradient
+BACKWARD_DONE = 11  # not a phase: ends the layers whose input needs no gradient
 GRADIENTS = 12
 HOST = 13
-UPDATED = 14  # no phase: ends a step whose loop has updated the weights itself
+UPDATED = 14  # not a phase: ends a step whose loop updated the weights itself
 
 PHASE_NAMES = {
     INPUT: "input",
@@ -36,7 +36,7 @@ PHASE_NAMES = {
     GRADIENTS: "gradients",
     HOST: "host",
 }
-# Named by the phases around them, and left out when they take next to nothing.
+# Named by the phases around them, and dropped if they are very short.
 GAPS = frozenset({"gradients", "host"})
 FIRST_FREE_PHASE = 16
 
@@ -49,12 +49,12 @@ _DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
 
 
 def layer_code(layer: int, edge: int) -> int:
-    """Return the code of one edge of one layer."""
+    """Return the code of an edge of a layer."""
     return LAYER_BASE + LAYER_WIDTH * layer + edge
 
 
 class StepTimeline:
-    """The edges of the current step, as stamp, code, stamp, code, …; at any time one phase is current.
+    """The edges of the current step, as stamp, code, stamp, code, …; there is always one current phase.
 
     A phase inside another one takes its time away from it, so phases never add up to more than the
     step. Phases that the user opens win over those that hooks find inside them.
@@ -64,7 +64,7 @@ class StepTimeline:
         self.edges: list[Any] = []
         self.ended = 0  # steps
         self.now = now
-        self.thread = 0  # that trains, once it has stepped
+        self.thread = 0  # the training thread, once it has stepped
         self.live = False
         self.current = NONE
         self.direction = NONE
@@ -72,17 +72,17 @@ class StepTimeline:
         self._user_phases = 0
 
     def start(self) -> None:
-        """Begin the first step."""
+        """Start the first step."""
         self.live = True
         self.restart_step()
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tell whether this thread is not the one that trains, nor one that works for its backward pass."""
+        """Return whether this thread is neither the training thread nor one of its backward threads."""
         return self.thread not in (0, get_ident()) and self.direction != BACKWARD
 
     def enter(self, code: int) -> None:
-        """Begin a phase that a hook found; a forward inside backward is recomputation, and stays there."""
+        """Start a phase found by a hook; a forward inside backward is recomputation and stays backward."""
         if not self.live or self.is_elsewhere:
             return
         self._outer.append((self.current, self.direction))
@@ -94,9 +94,9 @@ class StepTimeline:
             self._switch(code)
 
     def leave(self) -> None:
-        """End the phase that began last; what follows a forward may be the loss."""
+        """End the innermost phase; what follows a forward may be the loss."""
         if not self._outer or self.is_elsewhere:
-            return  # the step ended in between
+            return  # the step ended meanwhile
         left = self.current
         current, self.direction = self._outer.pop()
         if left == current:
@@ -106,7 +106,7 @@ class StepTimeline:
         self.current = current
 
     def enter_user_phase(self, code: int) -> None:
-        """Begin a phase that the user named."""
+        """Start a phase named by the user."""
         if not self.live or self.is_elsewhere:
             return
         self._outer.append((self.current, self.direction))
@@ -116,32 +116,32 @@ class StepTimeline:
         self._switch(code)
 
     def leave_user_phase(self) -> None:
-        """End the phase that the user named."""
+        """End a phase named by the user."""
         if self.is_elsewhere:
             return
         self._user_phases = max(0, self._user_phases - 1)
         self.leave()
 
     def mark(self, code: int) -> None:
-        """Add one edge."""
+        """Add an edge."""
         edges = self.edges
         edges += (self.now(), code)
 
     def span(self, start: Any, code: int) -> None:
-        """Add a phase that began at `start` and ends now; nothing was marked since."""
+        """Add a phase from `start` until now, without edges in between."""
         if self._user_phases or not self.live or self.is_elsewhere:
             return
         edges = self.edges
         edges += (start, code, self.now(), self.current)
 
     def drop_open_phases(self) -> None:
-        """Drop phases that an exception left open; the user's own are still in their `with`."""
+        """Drop phases left open by an exception; the user's own are still in their `with`."""
         if self._outer and not self._user_phases:
             self.current, self.direction = self._outer[0]
             self._outer.clear()
 
     def end_step(self) -> list[Any]:
-        """Return the edges so far, closed by a stamp, and begin the next step at that stamp.
+        """Return the edges so far, closed by a stamp, and start the next step at that stamp.
 
         The list itself stays the same: hooks keep a reference to it.
         """
@@ -153,7 +153,7 @@ class StepTimeline:
         return done
 
     def split_step(self, position: int) -> list[Any]:
-        """Return the edges before a place in the list, as a step that ended there; the rest is the next."""
+        """Return the edges before an index as a step that ended there; the rest belongs to the next."""
         stamp = self.edges[position - 2]
         self.ended += 1
         done = [*self.edges[:position], stamp, NONE]
@@ -161,7 +161,7 @@ class StepTimeline:
         return done
 
     def restart_step(self) -> None:
-        """Drop the edges of the current step and begin it again now."""
+        """Drop the edges of the current step and restart it now."""
         self.edges.clear()
         self.edges += (self.now(), self.current)
 

@@ -1,4 +1,4 @@
-"""Add up the edges of a step, and steps to the whole run in bounded memory."""
+"""Sum the edges of a step, and steps over the whole run in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from stepgrade.record.timeline import (
 )
 
 SAMPLES_KEPT = 4096
-# Steps are uneven when the larger ones hold so much more, and take longer as they do.
+# Steps are uneven if large ones are larger by this factor and take longer accordingly.
 _LEAST_SIZES, _UNEVEN_RATIO, _UNEVEN_CORRELATION = 10, 1.5, 0.7
 _CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
-# What the time in no phase was, by the main phases before and after it; a step begins after NONE.
+# Names of time outside phases, by the main phases before and after it; a step starts after NONE.
 _MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
 _GAPS = {
     (NONE, FORWARD): HOST,
@@ -44,7 +44,7 @@ _GAPS = {
 
 
 class Samples:
-    """Per-step times; beyond twice `SAMPLES_KEPT` every second one is dropped, so they stay spread out."""
+    """Per-step times; beyond twice `SAMPLES_KEPT` every second one is dropped, evenly over the run."""
 
     def __init__(self) -> None:
         self.kept_ns: list[int] = []
@@ -62,18 +62,18 @@ class Samples:
 
 
 class StepSizes:
-    """How many tokens or samples steps hold beside how long they take, for loops whose steps are uneven."""
+    """Sizes of steps with their times, to detect uneven steps."""
 
     def __init__(self) -> None:
-        self._sizes, self._times = Samples(), Samples()  # thinned alike
+        self._sizes, self._times = Samples(), Samples()  # thinned in the same way
 
     def add(self, size: int, wall_ns: int) -> None:
-        """Add one more step."""
+        """Add a step."""
         self._sizes.add(size)
         self._times.add(wall_ns)
 
     def uneven(self) -> tuple[int, int] | None:
-        """Return the sizes of small and of large steps where they differ much and the times go with them."""
+        """Return the sizes of small and large steps if they differ a lot and times correlate; else None."""
         sizes, times = self._sizes.kept_ns, self._times.kept_ns
         if len(sizes) < _LEAST_SIZES:
             return None
@@ -99,7 +99,7 @@ class Totals:
         self.samples = Samples()
 
     def add(self, other: Totals) -> None:
-        """Add one more step, or the steps of another sum in their order."""
+        """Add a step, or the steps of another sum in order."""
         self.steps += other.steps
         self.wall_ns += other.wall_ns
         self.tokens += other.tokens
@@ -117,7 +117,7 @@ class Totals:
 
 
 class Series:
-    """First, last, lowest, highest and mean of a figure that is read now and then."""
+    """First, last, lowest, highest and mean of a value that is read from time to time."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -128,13 +128,13 @@ class Series:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Add one more reading."""
+        """Add a reading."""
         self.first = value if self.first is None else self.first
         self.last, self.total, self.count = value, self.total + value, self.count + 1
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     def summary(self) -> dict[str, float] | None:
-        """Return the figures; None when there was no reading."""
+        """Return the summary; None without readings."""
         if self.first is None:
             return None
         mean = self.total / self.count
@@ -172,17 +172,17 @@ def fold_step(
 
 
 class _Gaps:
-    """Time in no phase, kept until the next main phase shows what it was."""
+    """Time outside phases, kept until the next main phase shows what it was."""
 
     def __init__(self, phases_ns: dict[int, int], *, updates_itself: bool) -> None:
         self.open_ns = 0
         self._phases_ns = phases_ns
         self._last = NONE
-        # A loop of bare tensors, which calls no module and no optimizer.
+        # A loop on plain tensors, without modules and optimizers.
         self._unseen = FORWARD if updates_itself else None
 
     def begin_phase(self, code: int) -> None:
-        """Name the time since the last main phase, when another one begins."""
+        """Name the time since the last main phase when another one starts."""
         if code not in _MAIN:
             return
         if code == OPTIMIZER and self._last != BACKWARD:
@@ -192,7 +192,7 @@ class _Gaps:
         self._last = code
 
     def end_step(self) -> None:
-        """Name what follows the optimizer; the end of a step without one stays in no phase."""
+        """Name the time after the optimizer; without one, the end of a step stays unnamed."""
         self._close(HOST if self._last == OPTIMIZER and FORWARD in self._phases_ns else None)
 
     def _close(self, phase: int | None) -> None:
@@ -202,7 +202,7 @@ class _Gaps:
 
 
 class _Layers:
-    """Layers between their edges; what a backward has to compute again is not counted as backward."""
+    """Layers between their edges; recomputation is not counted as backward."""
 
     def __init__(self, step: Totals, ends_by: dict[int, int | None]) -> None:
         self._totals_ns = {
@@ -226,7 +226,7 @@ class _Layers:
         self._since[closing][layer] = time_ns
 
     def end_backward(self, time_ns: int) -> None:
-        """Close the layers whose input needs no gradient: nothing before them is computed."""
+        """Close the layers whose input needs no gradient."""
         for layer, since_ns in list(self._backward.items()):
             self._close(layer, BWD_OUT, max(since_ns, time_ns))
 

@@ -1,4 +1,4 @@
-"""Runs first in every Python that `stepgrade record` starts, and begins to record once torch is imported.
+"""Runs first in every Python started by `stepgrade record`, and starts recording once torch is imported.
 
 Nothing but the smallest modules is imported before the script runs: what it sets for torch or numpy before
 it imports them, such as the number of threads, must still be heard.
@@ -22,16 +22,16 @@ _FRAMEWORKS = ("torch", "jax", "tensorflow", "mlx", "paddle", "mindspore")
 
 
 class AfterTorch:
-    """Finds torch as it would be found anyway, and calls `record` when it has been imported."""
+    """Finds torch like the default finders, and calls `record` when it has been imported."""
 
     def __init__(self, session: str) -> None:
         self._session = session
-        self._path = list(sys.path)  # before the script's own folder is put first
+        self._path = list(sys.path)  # before the script's folder is put first
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch, whose loader begins to record after its work; None for other modules."""
+        """Return the spec of torch, whose loader also starts recording; None for other modules."""
         if name in _FRAMEWORKS:
             self.leave(f".imported-{name}", "")
         if name != "torch":
@@ -54,19 +54,19 @@ class AfterTorch:
         return spec
 
     def _record(self) -> None:
-        """Begin to record; what goes wrong is left for the parent process to tell."""
+        """Start recording; errors are reported to the parent process."""
         path, sys.path[:] = sys.path[:], self._path
         try:
             from stepgrade.record.script import record_here  # not before torch
 
             record_here(self._session)
-        except Exception as error:  # noqa: BLE001  the script must run whatever is wrong with us
+        except Exception as error:  # noqa: BLE001  the script must run in any case
             self.leave(".failed", f"{sys.executable}: {error!r}")
         finally:
             sys.path[:] = path
 
     def leave(self, name: str, text: str) -> None:
-        """Leave word for the parent process; without it the script runs as well."""
+        """Leave a note for the parent process; ignore failures."""
         try:
             with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:
                 said.write(text)
@@ -79,19 +79,19 @@ def _begin() -> None:
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     session = os.environ.get(_SESSION)
     if session is None or not os.path.isdir(session):
-        return  # the command has ended, and this process has outlived it
+        return  # the command has ended before this process
     after_torch = AfterTorch(session)
     after_torch.leave(".python", "")
     if os.environ.get("STEPGRADE_PARENT") == str(os.getppid()) and sys.platform == "linux":
         import ctypes  # only in one process
 
-        # Whoever kills the command without warning means the training.
+        # Killing the command should also end the training.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGTERM)
     sys.meta_path.insert(0, after_torch)
 
 
 _begin()
-# The environment's own module of this name runs as it does without us.
+# Run the environment's own sitecustomize, if any.
 _ours = sys.modules.pop("sitecustomize", None)
 try:
     import_module("sitecustomize")
