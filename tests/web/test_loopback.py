@@ -172,7 +172,7 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
         _, errors = running.communicate(timeout=60)
         assert running.returncode == 0
         assert errors == (
-            "stepgrade: served to this machine's browser alone; ends with Ctrl-C, or after 60 minutes\n"
+            "stepgrade: served to this machine's browser only; stops with Ctrl-C, or after 60 minutes\n"
         )
 
 
