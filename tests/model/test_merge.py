@@ -24,10 +24,12 @@ from stepgrade.model.activity import (
 )
 from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
+from stepgrade.model.layers import LayerStep
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.memory import Memory
 from stepgrade.model.merge import ACTIVITY, PROFILE, SITUATIONS, ProfileMerge
 from stepgrade.model.notes import Note
+from stepgrade.model.operations import Operation, ShapeRow
 from stepgrade.model.profile import DeviceSeen, PhaseTime, Profile, Recorded, Source
 
 LINE = HostLine(where="a.py:1", function="f", ms=1.0)
@@ -120,6 +122,21 @@ def test_every_field_has_a_policy() -> None:
     assert [*PROFILE] == sorted(Profile.__struct_fields__, key=[*PROFILE].index)
     assert set(PROFILE) == set(Profile.__struct_fields__)
     assert set(ACTIVITY) == set(Activity.__struct_fields__)
+
+
+def test_every_field_of_what_is_inside_merges_in_a_known_way() -> None:
+    """Operations are added up in columns, phases and layers by name; the rest is that of the first."""
+    scored = {"share", "roof", "roof_share", "mean_ms", "flops_per_s", "bytes_per_s"}  # after merging
+    added = {"ms", "calls", "flops", "bytes", "known_share", "samples_ms", "longest", "shapes"}
+    of_first = {"name", "kind", "dtype", "where", "module", "kernels"}
+    assert set(Operation.__struct_fields__) == added | of_first | scored
+    bounds = {"flops_least", "flops_most"}
+    rows = {"shape", "ms", "calls", "flops", "bytes", "at_most", *bounds, "roof", "roof_share"}
+    assert set(ShapeRow.__struct_fields__) == rows
+    phases = {"name", "total_ms", "per_step_ms", "samples_ms"}
+    assert set(PhaseTime.__struct_fields__) == phases | {"step_share"}  # which only single profiles have
+    layers = {"fwd_ms", "bwd_ms", "recompute_ms", "ops", "layer", "name", "fwd_samples_ms", "bwd_samples_ms"}
+    assert set(LayerStep.__struct_fields__) == layers | {"ratio", "top_op", "top_op_share", "slow"}
 
 
 def test_the_activity_above_has_every_field() -> None:

@@ -34,7 +34,7 @@ from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
 from stepgrade.trace.profile import analyse_rank
 
-SCHEMA = 3  # of what a worker sends and a cache keeps: one more whenever a field of it changes
+SCHEMA = 4  # of what a worker sends and a cache keeps; increase it when a field changes
 # Below this a pool takes longer to start than the files take to read.
 LEAST_BYTES_FOR_POOL = 8 << 20
 # What reading a file takes at most, of its size: text in memory, and its events in columns beside it.
@@ -47,7 +47,7 @@ _STILL_WRITTEN = "was written to while it was read"
 
 
 class FileTask(Struct, frozen=True, kw_only=True):
-    """What a worker is told: which file to read, and how."""
+    """The task of a worker: which file to read, and how."""
 
     file: RunFile
     steps: tuple[int, int] | None
@@ -70,7 +70,7 @@ class FileTask(Struct, frozen=True, kw_only=True):
 
 
 class FileRanks(Struct, frozen=True, kw_only=True):
-    """What a worker answers: the ranks of the file, each packed, and what tells it from others."""
+    """The answer of a worker: the ranks of the file, each packed, and how each was recorded."""
 
     schema: int
     ranks: tuple[PackedRank, ...]
@@ -150,8 +150,8 @@ def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
     """Return the profile of the run whose ranks are in these files."""
     if options.sample_ranks is not None and options.sample_ranks < len(files):
         last = len(files) - 1
-        places = {round(place * last / (options.sample_ranks - 1)) for place in range(options.sample_ranks)}
-        looked_at = [files[place] for place in sorted(places)]
+        indices = {round(index * last / (options.sample_ranks - 1)) for index in range(options.sample_ranks)}
+        looked_at = [files[index] for index in sorted(indices)]
         text = (
             f"{len(looked_at)} of {len(files)} ranks were looked at, spread over all: a slow rank, host or "
             "link among the others is not seen, and waiting for it shows without its cause."
@@ -162,12 +162,12 @@ def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
     read, unread = read_files(files, options)
     processes = Processes()
     ranks = []
-    for place, found in sorted(read.items()):
+    for index, found in sorted(read.items()):
         for rank, own in zip(found.ranks, found.recordings, strict=True):
             known = rank
             if len(files) > 1:
                 known = structs.replace(rank, rank=own.rank, process=processes.process_of(own), host=own.host)
-            ranks.append(structs.replace(known, files=(files[place].name,)))
+            ranks.append(structs.replace(known, files=(files[index].name,)))
     if not ranks:
         raise BadInput("holds no trace files", where=files[0].name)
     profile = merge_ranks(join_recordings(ranks))
@@ -192,8 +192,8 @@ def read_files(
     unread: dict[int, BadInput] = {}
     known: dict[bytes, bytes] = {}
 
-    def report(place: int, done: int) -> None:
-        done_bytes[place] = done
+    def report(index: int, done: int) -> None:
+        done_bytes[index] = done
         if options.progress is not None:
             options.progress(sum(done_bytes), total_bytes)
         if options.rank_progress is not None:
@@ -202,23 +202,23 @@ def read_files(
     engine = open_engine(name, workers)
     try:
         work = Job(function=_ANALYSE, items=[msgspec.msgpack.encode(task) for task in tasks])
-        for place, outcome in engine.map(work, report):
+        for index, outcome in engine.map(work, report):
             answer = outcome
             if workers > 1 and outcome.error == TooLarge.__name__:
                 # What is too large for one of many workers may fit when it has all the memory.
-                alone = structs.replace(tasks[place], max_memory=memory)
-                answer = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, place))
+                alone = structs.replace(tasks[index], max_memory=memory)
+                answer = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, index))
             try:
                 found = from_msgpack(answer.value(), FileRanks)
                 shared = tuple(rank.sharing(known) for rank in found.ranks)
-                read[place] = structs.replace(found, ranks=shared)
+                read[index] = structs.replace(found, ranks=shared)
             except BadInput as error:
-                unread[place] = error
+                unread[index] = error
             except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
                 raise EngineFailed("a worker answered with something else than a rank") from error
             if len(unread) > options.most_unreadable * len(files):
                 raise unreadable_ranks(files, unread)
-            report(place, files[place].size_bytes)
+            report(index, files[index].size_bytes)
     finally:
         engine.close()
     return read, unread

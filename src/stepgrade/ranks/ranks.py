@@ -432,18 +432,7 @@ def _describe_straggler(
     worst = matched.straggler
     if worst is None:
         return None
-    trouble, excess = None, 0.0
-    own = next((time.ledger for time in times if time.rank == worst.rank), None)
-    others = [time.ledger.shares() for time in times if time.rank != worst.rank and time.ledger]
-    if own is not None and others:
-        excesses = {
-            account: share - median(other[account] for other in others)
-            for account, share in own.shares().items()
-            if account != "exposed_communication"
-        }
-        largest = max(excesses, key=lambda account: excesses[account])
-        if excesses[largest] > 0.0:
-            trouble, excess = largest, excesses[largest]
+    trouble, excess = largest_excess(times, worst.rank)
     return Straggler(
         rank=worst.rank,
         caused_ms=worst.caused_ns / steps / NS_PER_MS,
@@ -452,6 +441,21 @@ def _describe_straggler(
         trouble_excess=excess,
         ranks=len(times),
     )
+
+
+def largest_excess(times: Sequence[RankTime], rank: int) -> tuple[str | None, float]:
+    """Return the account in which a rank exceeds the median of the others most, and by what share."""
+    own = next((time.ledger for time in times if time.rank == rank), None)
+    others = [time.ledger.shares() for time in times if time.rank != rank and time.ledger]
+    if own is None or not others:
+        return None, 0.0
+    excesses = {
+        account: share - median(other[account] for other in others)
+        for account, share in own.shares().items()
+        if account != "exposed_communication"
+    }
+    largest = max(excesses, key=lambda account: excesses[account])
+    return (largest, excesses[largest]) if excesses[largest] > 0.0 else (None, 0.0)
 
 
 def _find_notes(

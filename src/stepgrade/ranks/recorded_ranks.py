@@ -11,7 +11,8 @@ from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
 from stepgrade.model.activity import Activity, Straggler
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.ranks.operation_columns import MeanOperations, PackedOperations
-from stepgrade.statistics import mean, median
+from stepgrade.ranks.ranks import largest_excess
+from stepgrade.statistics import mean
 
 # A rank that the others wait for less than this share of the step is no straggler, but noise.
 LEAST_WAIT_SHARE = 0.02
@@ -105,16 +106,7 @@ def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
     ahead_ms = others[0].wait_ms or 0.0
     if caused_ms < LEAST_WAIT_SHARE * step_ms or ahead_ms < MOST_OF_THE_WAITING * caused_ms:
         return None
-    trouble, excess = None, 0.0
-    ledgers = [time.ledger for time in others if time.ledger is not None]
-    if last.ledger is not None and ledgers:
-        excesses = {
-            account: share - median([ledger.shares()[account] for ledger in ledgers])
-            for account, share in last.ledger.shares().items()
-            if account != "exposed_communication"
-        }
-        largest = max(excesses, key=lambda account: excesses[account])
-        trouble, excess = (largest, excesses[largest]) if excesses[largest] > 0.0 else (None, 0.0)
+    trouble, excess = largest_excess(times, last.rank)
     return Straggler(
         rank=last.rank, caused_ms=caused_ms, trouble=trouble, trouble_excess=excess, ranks=len(times)
     )

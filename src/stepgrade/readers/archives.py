@@ -145,7 +145,9 @@ def copy_member(member: IO[bytes], path: str, source: ByteSource, before: int) -
                 disk = os.statvfs(path)
                 if disk.f_bavail * disk.f_frsize < _KEPT_FREE_BYTES:
                     problem = "the disk has too little room to unpack it"
-                    raise BadInput(problem, where=source.name, hint="TMPDIR names another place")
+                    raise BadInput(
+                        problem, where=source.name, hint="set TMPDIR to a directory on another disk"
+                    )
             copy.write(chunk)
     return size
 

@@ -128,7 +128,7 @@ class Processes:
     def process_of(self, own: RankRecording) -> str:
         """Return which process a recording is of; raise BadInput where it is of another run."""
         alike = self._of_rank.setdefault(own.rank, [])
-        of_process = next((place for place, other in enumerate(alike) if own.is_of_process(other)), None)
+        of_process = next((index for index, other in enumerate(alike) if own.is_of_process(other)), None)
         for other in alike if of_process is None else ():
             if other.name != own.name:
                 if own.is_apart(other):
