@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepgrade.costs.costs import cost_of
+from stepgrade.costs.table import cost_of
 from stepgrade.model.events import Inputs
 from stepgrade.trace.profile import analyse_trace
 from tests.complexity.shapes import event, step, trace

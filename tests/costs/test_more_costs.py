@@ -9,8 +9,8 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.costs import own_costs
-from stepgrade.costs.costs import cost_of
 from stepgrade.costs.recorded_inputs import Cost, Shapes
+from stepgrade.costs.table import cost_of
 from stepgrade.errors import BadOption
 from stepgrade.model.events import Inputs
 
@@ -42,6 +42,8 @@ FLAT = 2 * 6 * 256  # FLOPs of a pair of query and key in six heads of 128
         ("flash_attn_3::fwd", flash_3(5, 256, "True", (-1, -1)), FLAT * 4 * 256 * 256 // 2, MOVED),
         # Each looks back at 7 others at most: the first at none, the second at one …
         ("flash_attn_3::fwd", flash_3(5, 256, "True", (7, 0)), FLAT * 4 * (256 * 8 - 28), MOVED),
+        # Not attention as the library defines it: one size for each tensor.
+        ("flash_attn_3::fwd", inputs([[8], [8], [8]], [BF16] * 3), None, None),
         # How long each of six sequences of at most 256 is, nobody knows.
         ("flash_attn_3::fwd", flash_3(7, 256, "True", (-1, -1)), None, MOVED),
         (

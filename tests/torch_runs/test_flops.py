@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.costs import costs
+from stepgrade.costs.patterns import BatchedAttention, Convolution
+from stepgrade.costs.table import RULES
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")
@@ -174,23 +175,30 @@ def places_of(name: str) -> list[str]:
     return [argument.name for argument in plain.arguments]
 
 
-@pytest.mark.parametrize("name", sorted(costs.ATTENTION))
+def aten_names(pattern: type) -> list[str]:
+    names = (name.removeprefix("aten::") for name in RULES if name.startswith("aten::"))
+    return sorted(name for name in names if isinstance(RULES[f"aten::{name}"], pattern))
+
+
+@pytest.mark.parametrize("name", aten_names(BatchedAttention))
 def test_attention_has_its_settings_where_the_schema_has_them(name: str) -> None:
     if "::" in name or not hasattr(torch.ops.aten, name):
         pytest.skip("not an operation of this PyTorch")
-    names, places = places_of(name), costs.ATTENTION[name]
-    assert names[places.first : places.first + 3] == ["query", "key", "value"]
+    names, places = places_of(name), RULES[f"aten::{name}"]
+    assert isinstance(places, BatchedAttention)
+    assert names[places.query : places.query + 3] == ["query", "key", "value"]
     assert names[places.causal] in ("is_causal", "custom_mask_type")
     assert all(names[place].startswith(("cum_seq", "cu_seqlens")) for place in places.packed)
     if places.window is not None:
         assert names[places.window].startswith("window_size")
 
 
-@pytest.mark.parametrize("name", sorted(costs.SETTINGS))
+@pytest.mark.parametrize("name", aten_names(Convolution))
 def test_convolutions_have_their_settings_where_the_schema_has_them(name: str) -> None:
     if "::" in name or not hasattr(torch.ops.aten, name):
         pytest.skip("not an operation of this PyTorch")
-    names, places = places_of(name), costs.SETTINGS[name]
+    names, places = places_of(name), RULES[f"aten::{name}"]
+    assert isinstance(places, Convolution)
     assert names[places.stride] == "stride"
     assert names[places.padding] == "padding"
     assert places.dilation is None or names[places.dilation] == "dilation"

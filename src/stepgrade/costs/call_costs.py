@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.costs.costs import CONVOLUTIONS, cost_of, cost_of_result
 from stepgrade.costs.recorded_inputs import UNKNOWN, Cost
+from stepgrade.costs.table import CONVOLUTIONS, cost_of, cost_of_result
 from stepgrade.model.columns import among, groups
 from stepgrade.model.events import Ids, Longs
 from stepgrade.naming.precision import item_bytes_of_kernel

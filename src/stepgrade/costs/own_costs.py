@@ -41,12 +41,12 @@ def _checked(name: str, rule: Rule) -> Rule:
         try:
             cost = rule(shapes)
         except Exception as error:
-            problem = f"the cost of {name!r} cannot be worked out: {type(error).__name__}: {error}"
-            raise BadOption(problem, hint="mend the function that was registered for it") from error
+            problem = f"the cost of {name!r} cannot be calculated: {type(error).__name__}: {error}"
+            raise BadOption(problem, hint="fix the function that was registered for it") from error
         figures = (cost.flops, cost.bytes) if isinstance(cost, Cost) else (-1,)
         if any(figure is not None and not 0 <= figure < float("inf") for figure in figures):
-            problem = f"the cost of {name!r} is no stepgrade.Cost of figures of 0 or more"
-            raise BadOption(problem, hint="mend the function that was registered for it")
+            problem = f"the cost of {name!r} is not a stepgrade.Cost with figures of 0 or more"
+            raise BadOption(problem, hint="fix the function that was registered for it")
         return cost
 
     return checked
@@ -65,10 +65,10 @@ def _entry_points() -> dict[str, Rule]:
             rule = point.load()
         except (ImportError, AttributeError) as error:
             problem = f"the cost of {point.name!r} cannot be loaded: {error}"
-            raise BadOption(problem, hint="mend or uninstall the package that brings it") from error
+            raise BadOption(problem, hint="fix or uninstall the package that provides it") from error
         if not callable(rule):
-            problem = f"the cost of {point.name!r} is no function"
-            raise BadOption(problem, hint="mend or uninstall the package that brings it")
+            problem = f"the cost of {point.name!r} is not a function"
+            raise BadOption(problem, hint="fix or uninstall the package that provides it")
         found[point.name] = rule
     return found
 

@@ -29,6 +29,16 @@ _ITEM_BYTES = {
 _PLAIN_VALUES = ("Int", "Bool", "Double", "Float")  # of 2021; the types of tensors are lower case
 
 
+class NotRecorded(Exception):
+    """The recorded inputs do not determine the cost."""
+
+
+def require(condition: object) -> None:
+    """Raise NotRecorded unless the condition holds."""
+    if not condition:
+        raise NotRecorded
+
+
 class Shapes(NamedTuple):
     """The decoded inputs of an operation, in the order of its parameters."""
 
@@ -39,33 +49,43 @@ class Shapes(NamedTuple):
     strides: tuple[Dims | None, ...] = ()
     list_item: int | None = None  # bytes of an element of the lists
 
-    def tensor(self, place: int) -> Dims | None:
-        """Return the sizes of the tensor at `place`; None if it is none or is not known."""
-        return self.dims[place] if place < len(self.dims) else None
+    def tensor(self, index: int) -> Dims | None:
+        """Return the sizes of the tensor at `index`; None if it is none or is not known."""
+        return self.dims[index] if index < len(self.dims) else None
 
-    def is_tensor(self, place: int) -> bool:
-        """Tell whether a tensor stands at `place`, one of a single element without sizes included."""
-        dims = self.tensor(place)
-        return bool(dims) or (dims is not None and self.item_bytes[place : place + 1] not in ((), (None,)))
+    def need(self, index: int) -> Dims:
+        """Return the sizes of the tensor at `index`; raise NotRecorded if it has none."""
+        dims = self.tensor(index)
+        require(dims)
+        return dims or ()
+
+    def item(self, index: int) -> int | None:
+        """Return the bytes of an element of the tensor at `index`."""
+        return self.item_bytes[index] if index < len(self.item_bytes) else None
+
+    def is_tensor(self, index: int) -> bool:
+        """Tell whether `index` has a tensor, one of a single element without sizes included."""
+        dims = self.tensor(index)
+        return bool(dims) or (dims is not None and self.item(index) is not None)
 
     @property
     def tensors(self) -> list[int]:
-        """Return the places of all tensors."""
-        return [place for place, dims in enumerate(self.dims) if dims or self.is_tensor(place)]
+        """Return the indices of all tensors."""
+        return [index for index, dims in enumerate(self.dims) if dims or self.is_tensor(index)]
 
-    def value(self, place: int) -> Any:
-        """Return the plain value at `place`, None if it was not recorded."""
-        return self.concrete[place] if place < len(self.concrete) else None
+    def value(self, index: int) -> Any:
+        """Return the plain value at `index`, None if it was not recorded."""
+        return self.concrete[index] if index < len(self.concrete) else None
 
     def item_size(self) -> int | None:
         """Return the bytes of an element of the first tensor whose type is known."""
         sizes = zip(self.dims, self.item_bytes, strict=False)
         return next((size for dims, size in sizes if dims and size), None)
 
-    def elements(self, place: int) -> int:
-        """Return how many elements of the tensor at `place` are in memory: expanded ones count once."""
-        dims = self.tensor(place) or ()
-        strides = self.strides[place] if place < len(self.strides) else None
+    def elements(self, index: int) -> int:
+        """Return how many elements of the tensor at `index` are in memory: expanded ones count once."""
+        dims = self.tensor(index) or ()
+        strides = self.strides[index] if index < len(self.strides) else None
         whole = math.prod(dims)
         if not strides or len(strides) != len(dims):
             return whole
@@ -74,16 +94,16 @@ class Shapes(NamedTuple):
             reach += (size - 1) * stride if size else 0
         return min(whole, reach)
 
-    def bytes_at(self, *places: int) -> int | None:
-        """Return the bytes of the tensors at these places in memory; None if a type is not known."""
+    def bytes_at(self, *indices: int) -> int | None:
+        """Return the bytes of the tensors at these indices; None if a type is not known."""
         total = 0
-        for place in places:
-            if not self.is_tensor(place):
+        for index in indices:
+            if not self.is_tensor(index):
                 continue
-            size = self.item_bytes[place] if place < len(self.item_bytes) else None
+            size = self.item(index)
             if size is None:
                 return None
-            total += self.elements(place) * size
+            total += self.elements(index) * size
         return total
 
 
