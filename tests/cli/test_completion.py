@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepgrade.cli.dispatch import COMMANDS
+from stepgrade.cli.commands import COMMANDS, load_command
 from stepgrade.hardware.catalogue import all_devices
 from tests.conftest import Ran
 
@@ -112,6 +112,29 @@ def test_every_command_and_device_is_in_each_script(stepgrade: Run) -> None:
             stepgrade("completion", name).out.replace("'", " ").replace('"', " ").replace(":", " ").split()
         )
         assert {*COMMANDS, *all_devices()} <= words
+
+
+def test_a_command_that_cannot_be_imported_is_named(stepgrade: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A completion with fewer commands would look like one that is whole."""
+
+    def load(name: str) -> object:
+        if name == "gate":
+            raise ModuleNotFoundError("No module named 'stepgrade.cli.gate'")
+        return load_command(name)
+
+    monkeypatch.setattr("stepgrade.cli.completion.load_command", load)
+    ran = stepgrade("completion", "bash")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "stepgrade: stepgrade gate: cannot be imported: No module named 'stepgrade.cli.gate'\n"
+
+
+def test_a_script_is_written_over_one_that_has_the_name_of_its_shell(
+    stepgrade: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bash").write_text("an older script")
+    assert stepgrade("completion", "bash", "-o", "bash").code == 0
+    assert Path("bash").read_text().startswith("# stepgrade completion bash")
 
 
 def test_a_shell_that_is_not_known(stepgrade: Run) -> None:

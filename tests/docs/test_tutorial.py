@@ -56,6 +56,18 @@ def test_the_first_card_names_the_input(recorded: dict[str, Path]) -> None:
     assert card.recommendations
 
 
+def test_the_readme_shows_this_card_in_its_words(recorded: dict[str, Path]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    excerpt = readme.split("stepgrade record examples/tutorial/slow.py\n```\n\n```text\n")[1].split("```")[0]
+    card = re.sub(r"\s+", " ", re.sub(r"\d+(?:\.\d+)?", "N", str(sg.score(recorded["slow"]))))
+    for part in (
+        "spends N % of the step idle, waiting for input; mostly in slow.py:N tokenize",
+        "num_workers of N or more",
+    ):
+        assert part in re.sub(r"\s+", " ", re.sub(r"\d+(?:\.\d+)?", "N", excerpt))
+        assert part in card
+
+
 def test_tokenizing_once_takes_the_input_away(recorded: dict[str, Path]) -> None:
     before, after = sg.score(recorded["slow"]), sg.score(recorded["faster"])
     assert share(after, "input") < 0.05

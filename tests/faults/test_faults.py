@@ -17,9 +17,8 @@ from tests.faults.scenarios import local
 from tests.store.server import binaries
 
 COUNT = int(os.environ.get("STEPGRADE_FAULTS", "3"))
-# These write as others do, or take seconds each. `completion` imports every command while it is watched: where
-# that fails it lists fewer of them and exits with 0, which is open.
-_LEFT_OUT = r"completion|terminal,|markdown,|html,|pftrace$|version [2-9]|record$"
+# These write as others do, or take seconds each.
+_LEFT_OUT = r"terminal,|markdown,|html,|pftrace$|version [2-9]|record$"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -88,7 +88,7 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
 def _spare_inputs(options: dict[str, Any]) -> None:
     """Raise BadOption where the result would replace a file that the command reads."""
     written = [options.get("output"), options.get("html"), *(path for _, path in options.get("also") or ())]
-    read = [value for name, value in options.items() if name not in ("output", "html", "also")]
+    read = [value for name, value in options.items() if name not in ("output", "html", "also", "shell")]
     paths = [one for value in read for one in (value if isinstance(value, list | tuple) else [value])]
     for target in written:
         for path in paths if isinstance(target, str) and os.path.isfile(target) else ():
