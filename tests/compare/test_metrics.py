@@ -240,7 +240,7 @@ def test_copies_of_one_run_do_not_make_a_noise_of_nothing() -> None:
     one = noisy(random.Random(5), 0.0)
     side = Sample(values=(one.step_ms or 1.0,) * 6, sigmas=(0.004,) * 6)
     noise = noise_of(Sample(values=(100.0,)), side, METRICS["step_time_ms"])
-    assert noise.told.share >= 0.004
+    assert noise.reported.share >= 0.004
 
 
 def test_an_accident_says_nothing_of_the_ordinary() -> None:
@@ -284,7 +284,8 @@ def test_heavy_tails_are_students_with_three_degrees(t: float) -> None:
 def test_the_mean_of_several_runs_has_lighter_tails(count: int) -> None:
     """Against means that are drawn: at the distance that one in fifty of them exceeds."""
     noise = RunNoise(
-        told=Noise(share=0.02, basis="measured", freedom=9), widths=(Width(sigma=0.01, has_heavy_tails=True),)
+        reported=Noise(share=0.02, basis="measured", freedom=9),
+        widths=(Width(sigma=0.01, has_heavy_tails=True),),
     )
     now, before = Sample(values=(100.0,) * count), Sample(values=(100.0,) * 1000)
     widths = widths_of(now, before, noise)

@@ -45,12 +45,12 @@ def change_points(
         scores = _scores(calm, points, least_change)
         # Remove the weakest first, no two adjacent: each removal lengthens its neighbours' segments.
         weak: set[int] = set()
-        for place in sorted(range(len(scores)), key=lambda place: scores[place]):
-            if scores[place] < 1.0 and not weak & {place - 1, place + 1}:
-                weak.add(place)
+        for index in sorted(range(len(scores)), key=lambda index: scores[index]):
+            if scores[index] < 1.0 and not weak & {index - 1, index + 1}:
+                weak.add(index)
         if not weak:
             break
-        points = [point for place, point in enumerate(points) if place not in weak]
+        points = [point for index, point in enumerate(points) if index not in weak]
     edges = [0, *points, len(series)]
     levels = [float(np.median(series[a:b])) for a, b in pairwise(edges)]
     return tuple(
@@ -94,8 +94,8 @@ def _candidates(series: Floats, least: int) -> list[int]:
         length /= _DECAY
     taken: list[int] = []
     for _, split, start, end in sorted(found, reverse=True):
-        place = bisect_right(taken, start)
-        if place == len(taken) or taken[place] >= end:
+        index = bisect_right(taken, start)
+        if index == len(taken) or taken[index] >= end:
             insort(taken, split)
     return [point for point, after in pairwise([*taken, count + least]) if after - point >= least]
 
@@ -131,14 +131,14 @@ def _scores(series: Floats, points: list[int], least_change: float) -> list[floa
     inflation = (1.0 + rho) / (1.0 - rho)
     errors, sizes = (squares / (counts - 1.0) / counts).tolist(), counts.tolist()
     scores = []
-    for place, (here, there) in enumerate(pairwise(means.tolist())):
-        total = errors[place] + errors[place + 1]
+    for index, (here, there) in enumerate(pairwise(means.tolist())):
+        total = errors[index] + errors[index + 1]
         if abs(_share(here, there)) < least_change or here == there:
             scores.append(0.0)
         elif total == 0.0:
             scores.append(math.inf)
         else:
-            weights = [errors[side] ** 2 / (sizes[side] - 1.0) for side in (place, place + 1)]
+            weights = [errors[side] ** 2 / (sizes[side] - 1.0) for side in (index, index + 1)]
             freedom = max(1, int(total**2 / sum(weights)))
             scores.append(abs(here - there) / math.sqrt(total * inflation) / critical(LEVEL, freedom))
     return scores

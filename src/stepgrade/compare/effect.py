@@ -58,7 +58,7 @@ def shift_of(now: Sample, before: Sample) -> float:
 def p_value_of(now: Sample, before: Sample, noise: RunNoise) -> float:
     """Return the probability that noise, or another known kind of machine, explains the distance."""
     shift = shift_of(now, before)
-    spread = math.sqrt(1.0 / len(now.values) + 1.0) * math.log1p(noise.told.share)
+    spread = math.sqrt(1.0 / len(now.values) + 1.0) * math.log1p(noise.reported.share)
     each = 1.0 / (len(before.values) + 1)
     of_level = (1.0 - each * len(noise.other_kinds)) * how_often(shift, widths_of(now, before, noise))
     return of_level + each * math.fsum(
@@ -77,7 +77,7 @@ def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
         for share, times in tails if width.has_heavy_tails else ((1.0, 1.0 / runs),):
             variance = width.sigma**2 * (times + 1.0 / earlier) + step_variance
             freedom = KNOWN_EXACTLY
-            if noise.told.freedom is None and steps and step_variance:
+            if noise.reported.freedom is None and steps and step_variance:
                 # If the noise is given, only the steps' part is estimated (Satterthwaite).
                 known = max(1.0, sum(steps) - len(steps))
                 freedom = int(min(KNOWN_EXACTLY, known * (variance / step_variance) ** 2))
@@ -105,7 +105,7 @@ def effect_of(now: Sample, before: Sample, noise: RunNoise, level: float) -> Eff
     """Return the change from `before` to `now` with a confidence interval of 1 - `level`."""
     shift, widths = shift_of(now, before), widths_of(now, before, noise)
     reach, near = (exceeded(share, widths) for share in (level, NEAR_LEVEL))
-    if noise.told.freedom is None:
+    if noise.reported.freedom is None:
         most = math.log(SURE_FACTOR) * (1.0 - 1e-9)
         reach, near = min(reach, most), min(near, most)
     runs = 1.0 / len(now.values) + 1.0 / len(without_accidents(before.logs))

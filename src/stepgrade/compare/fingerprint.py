@@ -35,7 +35,7 @@ def differences(
     """Return a note for each field that both know and that differs; its code is the field's name."""
     if now is None or before is None:
         return ()
-    # Scorecards of before 0.2 have the precision as their source wrote it.
+    # Scorecards before 0.2 have the precision as their source wrote it.
     current, earlier = (
         asdict(run) | {"precision": short_dtype(run.precision) if run.precision else None}
         for run in (now, before)

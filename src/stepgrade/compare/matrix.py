@@ -12,7 +12,7 @@ from stepgrade.units import show_ratio
 
 
 class ParityMatrix(Result, frozen=True, kw_only=True):
-    """Row over column: above 1 the row is slower. None where it cannot be told."""
+    """Row over column: above 1 the row is slower. None if unknown."""
 
     runtimes: tuple[str, ...]
     time_ratios: tuple[tuple[float | None, ...], ...]

@@ -90,7 +90,7 @@ def change_of(
     metric: Metric, now: Sample, before: Sample, run_noise: RunNoise, sensitivity: Sensitivity
 ) -> MetricChange:
     """Return the change of a metric, or of the time of a part."""
-    noise = run_noise.told
+    noise = run_noise.reported
     effect = effect_of(now, before, run_noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
     return MetricChange(

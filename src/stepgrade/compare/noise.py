@@ -105,14 +105,14 @@ class RunNoise(Struct, frozen=True, kw_only=True):
     `other_kinds` are earlier runs that machines of another kind would explain, as logarithms from the level.
     """
 
-    told: Noise
+    reported: Noise
     widths: tuple[Width, ...]
     other_kinds: tuple[float, ...] = ()
 
 
-def known_noise(told: Noise) -> RunNoise:
+def known_noise(reported: Noise) -> RunNoise:
     """Return a noise that is given, not estimated."""
-    return RunNoise(told=told, widths=(Width(sigma=math.log1p(told.share)),))
+    return RunNoise(reported=reported, widths=(Width(sigma=math.log1p(reported.share)),))
 
 
 def noise_of(
@@ -151,11 +151,11 @@ def noise_of(
         # Runs cannot agree better than their step noise allows, except copies of one run.
         share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
         basis: NoiseBasis = "measured" if len(earlier) >= LEAST_RUNS else "repeated"
-        told = Noise(share=share, basis=basis, freedom=freedom)
-        return RunNoise(told=told, widths=widths, other_kinds=_other_kinds(before.logs, earlier))
+        reported = Noise(share=share, basis=basis, freedom=freedom)
+        return RunNoise(reported=reported, widths=widths, other_kinds=_other_kinds(before.logs, earlier))
     share = math.expm1(math.sqrt(math.fsum(width.weight * width.sigma**2 for width in widths)))
-    told = Noise(share=share, basis="usual" if pooled is None else "pooled", freedom=freedom)
-    return RunNoise(told=told, widths=widths)
+    reported = Noise(share=share, basis="usual" if pooled is None else "pooled", freedom=freedom)
+    return RunNoise(reported=reported, widths=widths)
 
 
 class _Prior(Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def _weighed(
     top = max(_HIGHEST * center, 4.0 * math.sqrt(squares / len(apart)))
     count = int(math.log(top / (_LOWEST * center)) / math.log(_RATIO)) + 1
     rows: list[tuple[float, Width]] = []
-    for sigma in (_LOWEST * center * _RATIO**place for place in range(count)):
+    for sigma in (_LOWEST * center * _RATIO**index for index in range(count)):
         variance = max(sigma * sigma + step_variance, math.log1p(least) ** 2)
         run_sigma = math.sqrt(max(variance - step_variance, 0.0))
         of_width = -0.5 * (math.log(sigma / center) / prior.factor) ** 2
@@ -217,7 +217,7 @@ def _other_kinds(logs: Sequence[float], ordinary: Sequence[float]) -> tuple[floa
     the first runs of slower code.
     """
     level = mean(ordinary)
-    last = max(place for place, log in enumerate(logs) if log in ordinary)
+    last = max(index for index, log in enumerate(logs) if log in ordinary)
     apart = (log - level for log in logs[:last] if log not in ordinary)
     return tuple(log for log in apart if abs(log) < math.log1p(_KINDS_APART))
 

@@ -105,5 +105,5 @@ def larger_batch(context: RuleContext) -> str:
 
 
 def is_full(context: RuleContext) -> bool:
-    """Tell whether the device's memory has no room for a larger batch."""
+    """Return whether the device's memory has no room for a larger batch."""
     return (context.memory_share or 0.0) >= context.limits.memory_warning_share

@@ -49,7 +49,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     @property
     def on_device(self) -> bool:
-        """Tell whether the time is that of an accelerator's timeline."""
+        """Return whether the time is that of an accelerator's timeline."""
         return self.activity.driver == "device"
 
     @property
@@ -69,21 +69,21 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     @property
     def replays_graphs(self) -> bool:
-        """Tell whether most kernels are replayed from a graph."""
+        """Return whether most kernels are replayed from a graph."""
         return self.activity.kernels is not None and self.activity.kernels.graph_share > _MOSTLY
 
     @property
     def is_compiled(self) -> bool:
-        """Tell whether kernels were already generated and fused by a compiler."""
+        """Return whether kernels were already generated and fused by a compiler."""
         generated, kernels = self.activity.kernel_group_ms.get("triton", 0.0), self.activity.kernels
         return generated > 0.0 if kernels is None else generated >= self.limits.compiled_share * kernels.ms
 
     def uses(self, mark: str) -> bool:
-        """Tell whether the step calls what this mark counts."""
+        """Return whether the step calls what this mark counts."""
         return self.activity.marks.get(mark, 0.0) > 0.0
 
     def has_recorded(self, setting: str) -> bool:
-        """Tell whether the profiler was told to record this (shapes, stacks, memory)."""
+        """Return whether the profiler was set to record this (shapes, stacks, memory)."""
         return self.profile.recorded is not None and setting in self.profile.recorded.settings
 
     def can_compute_in(self, dtype: str) -> bool | None:
@@ -123,7 +123,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return self.busy_share(sum(op.ms or 0.0 for op in chosen))
 
     def is_large(self, op: Operation) -> bool:
-        """Tell whether a call of the operation moves or computes more than calling it takes.
+        """Return whether a call of the operation moves or computes more than calling it takes.
 
         On a processor small tensors stay in its cache, and microseconds are the price of any call.
         """

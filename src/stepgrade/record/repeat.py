@@ -23,8 +23,8 @@ def run_in_turns(
     """
     files: list[list[list[Path]]] = [[] for _ in commands]
     for turn in range(1, times + 1):
-        for place, command in enumerate(commands):
-            letter = chr(ord("a") + place) if len(commands) > 1 else ""
+        for index, command in enumerate(commands):
+            letter = chr(ord("a") + index) if len(commands) > 1 else ""
             path = output.with_name(f"{output.stem}.{letter}{turn}{output.suffix}")
             progress(f"run {turn} of {times}{f' of command {letter}' if letter else ''}")
             as_module = list(command[:1]) == ["-m"]
@@ -32,5 +32,5 @@ def run_in_turns(
             if not launched.recorded:
                 problem = f"run {turn} ended with code {launched.code} and no recording"
                 raise NotMeasured(problem, where=" ".join(command), hint=launched.problem)
-            files[place].append([each.path for each in launched.recorded])
+            files[index].append([each.path for each in launched.recorded])
     return files

@@ -210,10 +210,10 @@ def make_assistant(
     return made
 
 
-def run_over_pipe(folders: list[str], place: str | None, *, may_save: bool) -> None:
+def run_over_pipe(folders: list[str], location: str | None, *, may_save: bool) -> None:
     """Serve an assistant over standard input and output until it disconnects."""
 
     def opens(project: str) -> Runs:
-        return open_history(place, create=may_save, project=project)
+        return open_history(location, create=may_save, project=project)
 
     make_assistant(Roots(folders), opens, may_save=may_save).run("stdio")

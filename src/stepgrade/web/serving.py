@@ -1,4 +1,4 @@
-"""Run the server: bind, then serve until told to stop."""
+"""Run the server: bind, then serve until stopped."""
 
 from __future__ import annotations
 

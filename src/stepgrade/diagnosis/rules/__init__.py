@@ -93,7 +93,7 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tup
 
 
 def work_gains_more(found: tuple[Finding, ...]) -> bool:
-    """Tell whether the work of the device, which findings judge, is worth more than all that it waits for."""
+    """Return whether findings on the device's work gain more than those on its waits."""
     gains = [
         (finding.account == "compute", finding.gain_low) for finding in found if finding.severity != "info"
     ]
@@ -102,7 +102,7 @@ def work_gains_more(found: tuple[Finding, ...]) -> bool:
 
 
 def _is_doubt(finding: Finding) -> bool:
-    """Tell whether it warns of the profile itself, which comes before any advice."""
+    """Return whether it warns of the profile itself, which comes before any advice."""
     return finding.area == "fitness" and finding.severity != "info"
 
 
@@ -116,7 +116,7 @@ def _with_consequence(cause: Finding, seen: Finding) -> Finding:
 
 
 def _covers(cause: Finding, seen: Finding) -> bool:
-    """Tell whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
+    """Return whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
     if _is_doubt(cause):
         return True
     idle = cause.evidence.get("idle_share")

@@ -17,7 +17,7 @@ _WHOLE_GRAPHS = (
 
 
 def has_log(context: RuleContext) -> bool:
-    """Tell whether a log of torch.compile names the guards and the reasons already."""
+    """Return whether a log of torch.compile names the guards and the reasons already."""
     found = context.profile.compilation
     return found is not None and found.logged_ms is not None
 

@@ -39,7 +39,7 @@ def _peak_flops(context: RuleContext, gemm: GemmTally) -> float | None:
 
 
 def _is_memory_bound(context: RuleContext, gemm: GemmTally) -> bool | None:
-    """Tell whether reading takes longer than the arithmetic; None where bytes or device are not known."""
+    """Return whether reading takes longer than the arithmetic; None where bytes or device are not known."""
     peak, bandwidth = _peak_flops(context, gemm), context.target.figures.bandwidth()
     if peak is None or not bandwidth or not gemm.bytes:
         return None

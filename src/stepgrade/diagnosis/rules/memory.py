@@ -50,14 +50,14 @@ def out_of_memory(context: RuleContext) -> Found | None:
         return None
     asked = show_bytes(failed.asked_bytes) if failed.asked_bytes is not None else "an allocation"
     claim = f"The run ended out of memory: {asked} could not be had"
-    told = {
+    sizes = {
         "asked_bytes": failed.asked_bytes,
         "free_bytes": failed.free_bytes,
         "allocated_bytes": failed.allocated_bytes,
         "unallocated_bytes": failed.unallocated_bytes,
         "other_processes_bytes": failed.other_processes_bytes,
     }
-    evidence: dict[str, float | str] = {name: size for name, size in told.items() if size is not None}
+    evidence: dict[str, float | str] = {name: size for name, size in sizes.items() if size is not None}
     reason, remedy = why_it_failed(failed, context.memory)
     return Found("critical", f"{claim}{reason}.", evidence, remedy=remedy)
 

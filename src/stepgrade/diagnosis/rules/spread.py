@@ -44,17 +44,17 @@ def unsteady_steps(context: RuleContext) -> Found | None:
 
 
 def _was_held_up(context: RuleContext) -> bool:
-    """Tell whether other programs held the training up, as our recorder knows."""
+    """Return whether other programs held the training up, as our recorder knows."""
     return has_code(context.profile.notes, "busy_machine")
 
 
 def _is_uneven(context: RuleContext) -> bool:
-    """Tell whether steps take longer because they hold more, as our recorder knows."""
+    """Return whether steps take longer because they hold more, as our recorder knows."""
     return has_code(context.profile.notes, "uneven_steps")
 
 
 def have_one_cause(context: RuleContext) -> bool:
-    """Tell whether the same operation, or what is in none, makes the long steps long.
+    """Return whether the same operation, or what is in none, makes the long steps long.
 
     On a processor other programs make steps longer too: all of a step, or now this operation, now that.
     """
@@ -65,13 +65,13 @@ def have_one_cause(context: RuleContext) -> bool:
     }
     if not parts:
         return True
-    parts[""] = tuple(ms - sum(of_op[place] for of_op in parts.values()) for place, ms in enumerate(samples))
+    parts[""] = tuple(ms - sum(of_op[index] for of_op in parts.values()) for index, ms in enumerate(samples))
     usual = {name: median(times) for name, times in parts.items()}
     longest: dict[str, int] = {}
-    long = [place for place, ms in enumerate(samples) if ms > limits.spread_ratio * usual_ms]
-    for place in long:
-        name = max(parts, key=lambda name: parts[name][place] - usual[name])
-        if parts[name][place] - usual[name] >= limits.spread_same_cause * (samples[place] - usual_ms):
+    long = [index for index, ms in enumerate(samples) if ms > limits.spread_ratio * usual_ms]
+    for index in long:
+        name = max(parts, key=lambda name: parts[name][index] - usual[name])
+        if parts[name][index] - usual[name] >= limits.spread_same_cause * (samples[index] - usual_ms):
             longest[name] = longest.get(name, 0) + 1
     most = max(longest.values(), default=0)
     return most > 1 and most > limits.spread_same_cause * len(long)

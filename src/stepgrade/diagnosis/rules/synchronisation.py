@@ -42,7 +42,7 @@ def kind_of_wait(wait: WaitTally) -> str:
 
 
 def is_outlasted(context: RuleContext, wait: WaitTally) -> bool:
-    """Tell whether the host works on after these waits for longer than they last, and so holds the device up.
+    """Return whether the host works longer after these waits than they last, and so delays the device.
 
     Without them it would be ahead by less than it then takes, and in gaps that no launch takes.
     """
