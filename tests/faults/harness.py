@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import stepgrade
+from stepgrade.store import sqlite
 
 SOURCE = Path(__file__).with_name("shim.c")
 PAGE, PROGRAM = "STEPGRADE_FAULTS_PAGE", "STEPGRADE_FAULTS_PROGRAM"
@@ -214,7 +215,8 @@ class Plan:
 
 
 def import_all(*, with_torch: bool) -> None:
-    """Import what commands import when they need it, so that a fork has it."""
+    """Import what commands import when they need it, so that a fork has it; locks are waited for shortly."""
+    sqlite.WAIT_S = 2.0
     unwanted = ("__main__", "inject", "huggingface", "lightning", "loggers")
     for found in pkgutil.walk_packages(stepgrade.__path__, "stepgrade."):
         parts = found.name.split(".")

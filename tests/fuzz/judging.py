@@ -12,7 +12,7 @@ import tempfile
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepgrade.cli import dispatch
@@ -129,9 +129,11 @@ def left_over(threads: set[threading.Thread], files: set[str], children: set[str
 
 def children_of_this() -> set[str]:
     """Return the processes that this one has started and not waited for; tests may have some of their own."""
-    return {
-        pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()
-    }
+    found: set[str] = set()
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # of a thread that has just ended
+            found.update(listed.read_text().split())
+    return found
 
 
 def open_files() -> set[str]:

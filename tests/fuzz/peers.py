@@ -125,7 +125,7 @@ class HostileServer:
         if method != "POST" or answer is None:
             return
         with suppress(ValueError, TypeError, KeyError, OSError, EOFError, RecursionError, OverflowError):
-            int(json.JSONDecoder().raw_decode(answer[1].decode())[0]["id"])
+            int(json.JSONDecoder().raw_decode(answer[1].decode("utf-8", "replace"))[0]["id"])
             self.kept.append(gzip.decompress(body))
 
 

@@ -69,7 +69,7 @@ def damaged(
             text = mutate_pickled_value(text, dice)
         else:
             text = _by_structure(text, dice, donor)
-    return text
+    return text[:_MOST_BYTES]
 
 
 def _by_structure(text: bytes, dice: random.Random, donor: bytes) -> bytes:
