@@ -41,7 +41,7 @@ def row(dialect: Dialect) -> str:
 
 def test_the_table_is_written_from_the_dialects(pytestconfig: pytest.Config) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    head = "| framework | found by | tells | times are of the | MFU counted as |\n|---|---|---|---|---|\n"
+    head = "| framework | found by | gives | times are per | MFU counted as |\n|---|---|---|---|---|\n"
     real = TABLE.sub(lambda _: head + "".join(row(each) for each in DIALECTS if each.fields), text)
     if pytestconfig.getoption("--update-golden"):
         PAGE.write_text(real, encoding="utf-8")
