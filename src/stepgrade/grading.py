@@ -66,6 +66,12 @@ _MOST_LEVELS = 512
 _LEAST_LEVEL_CHANGE = 0.03
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
+# What a card has as the profile and the efficiency have it.
+_OF_PROFILE = (
+    *("source", "wall_coverage", "launches_per_step", "many_ranks", "kernel_use", "peak_memory_bytes"),
+    *("hang", "views", "typical_step"),
+)
+_OF_EFFICIENCY = ("throughput", "samples_s", "ceilings", "mfu", "hfu", "arithmetic")
 MOST_RANK_ROWS = 512  # with as many, the JSON and the page stay as small as they are
 
 
@@ -100,12 +106,12 @@ def score(
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
-    profile = drop_impossible_counts(profile, target_for(profile, setup))
+    target = target_for(profile, setup)
+    possible = drop_impossible_counts(profile, target)
+    if possible is not profile:
+        profile, target = possible, target_for(possible, setup)
     options = ScoreOptions(
-        throughput_tok_s=throughput_tok_s,
-        tokens_per_step=tokens_per_step,
-        work=work,
-        target=target_for(profile, setup),
+        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, work=work, target=target
     )
     times = times_of(profile)
     contradicted = contradictions(profile, times, options)
@@ -144,10 +150,10 @@ def _examine(
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
-    work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
-    causes = rank_causes(profile, times, ledger := of_device or phases.ledger, work)
+    device_work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
+    causes = rank_causes(profile, times, ledger := of_device or phases.ledger, device_work)
     if of_device:
-        verdict = bottleneck_of_ledger(profile, of_device, causes, work, limits)
+        verdict = bottleneck_of_ledger(profile, of_device, causes, device_work, limits)
     else:
         verdict = bottleneck_of_phases(profile, phases, efficiency, limits)
     context = RuleContext(
@@ -162,6 +168,7 @@ def _examine(
         target=target,
         operations=operations,
         causes=causes,
+        device_work=device_work,
         runtime=runtime_of(profile),
         work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
@@ -173,15 +180,13 @@ def _examine(
 
 
 def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
-    target, limits = options.target, settings.limits
-    summaries = layer_summaries(profile)
+    target, limits, summaries = options.target, settings.limits, layer_summaries(profile)
     context, ratio_note = _examine(profile, times, options, summaries, limits)
     efficiency, operations, verdict = context.efficiency, context.operations, context.verdict
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, context.ledger)
-    of_device = Ledger.of(profile.ledger)
-    if of_device and work_gains_more(found):
-        verdict = prefer_work(verdict, profile, of_device, work_of(profile, operations, limits), limits)
+    if profile.ledger and context.ledger and context.device_work and work_gains_more(found):
+        verdict = prefer_work(verdict, profile, context.ledger, context.device_work, limits)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
@@ -193,7 +198,6 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
         step_time_ms=times.typical_ms,
         forward_backward_ratio=context.ratio,
-        wall_coverage=profile.wall_coverage,
         per_layer_summary=summaries,
         hotspot_ops=hotspots(profile),
         recommendations=_recommendations(context, found),
@@ -202,17 +206,10 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         notes=_notes(context, verdict, ratio_note),
         fitness=(*(note for note in profile.warnings if not note.fatal), *context.phases.fitness),
         ungraded_because=reasons,
-        source=profile.source,
         device=_device(target, efficiency.devices),
         steps=_steps(profile, times),
-        throughput=efficiency.throughput,
-        samples_s=efficiency.samples_s,
         ledger=context.ledger,
         phases=context.phases.shares,
-        launches_per_step=profile.launches_per_step,
-        ceilings=efficiency.ceilings,
-        mfu=efficiency.mfu,
-        hfu=efficiency.hfu,
         flops_per_token=target.model_flops,
         flops_convention=target.convention,
         bytes_per_token=target.traffic_bytes,
@@ -220,24 +217,19 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         layers=layers_of_step(profile, times, context.slow_layers),
         modules=modules_of_step(profile, times),
         ranks=_rank_rows(profile),
-        many_ranks=profile.many_ranks,
-        arithmetic=efficiency.arithmetic,
         compile=profile.compilation,
-        kernel_use=profile.kernel_use,
         copies=copy_rows(profile.activity),
         collectives=collective_rows(profile.links, target.figures),
         collective_fits=collective_fits(profile.links),
         pipeline=profile.links.pipeline if profile.links else None,
         experts=profile.links.experts if profile.links else (),
         findings=found,
-        peak_memory_bytes=profile.peak_memory_bytes,
         memory=context.memory,
-        hang=profile.hang,
-        views=profile.views,
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
-        typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
         goodput=context.wall.goodput if context.wall is not None else None,
+        **{name: getattr(profile, name) for name in _OF_PROFILE},
+        **{name: getattr(efficiency, name) for name in _OF_EFFICIENCY},
     )
 
 

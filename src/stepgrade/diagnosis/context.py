@@ -12,7 +12,7 @@ from stepgrade.model.memory import Memory
 from stepgrade.model.operations import Operation
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Cause
-from stepgrade.scoring.causes import Verdict
+from stepgrade.scoring.causes import Verdict, Work
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.goodput import WallLedger
 from stepgrade.scoring.layers import SlowLayer
@@ -40,6 +40,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     target: Target = Target()
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
+    device_work: Work | None = None  # what the operations' time is made of
     runtime: Runtime = Runtime.GENERAL
     work: WorkKind = "unknown"  # what the steps hold, as given or else as the source shows
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline

@@ -180,19 +180,6 @@ class Profile(Struct, frozen=True, kw_only=True):
         return tuple(note for note in self.warnings if note.fatal)
 
     @property
-    def is_read_by_v1(self) -> bool:
-        """Tell whether contract v1 applies to such profiles.
-
-        Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
-        """
-        return self.source.format in (STEP_PROFILER_V2, APR_PROFILER_V1) and self.source.producer != RECORDER
-
-    @property
-    def is_of_reference(self) -> bool:
-        """Tell whether its producer is the runtime that contract v1's advice (NF4_* switches) is for."""
-        return self.source.producer in (STEP_PROFILER_V2, APR_PROFILER_V1)
-
-    @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing."""
         measured = (self.mean_step_ms, self.throughput_tok_s)

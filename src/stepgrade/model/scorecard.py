@@ -218,6 +218,10 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
             "peak_memory_bytes": self.peak_memory_bytes,
         }
 
+    def part_ms(self, share: float) -> float:
+        """Return how long a share of the step takes; 0 without a step time."""
+        return share * (self.step_time_ms or 0.0)
+
     @property
     def unreported_warnings(self) -> tuple[Note, ...]:
         """Return the warnings about the source that no finding reports."""

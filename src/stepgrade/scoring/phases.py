@@ -10,7 +10,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import RECORDER, Ledger, Note, PhaseTime, Profile
 from stepgrade.model.scorecard import PhaseShare
-from stepgrade.scoring.reference import launch_overhead_v1
+from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 from stepgrade.units import show_share
 
@@ -130,7 +130,7 @@ def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
 
 def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:
     """Say where contract v1, which reads the same file, comes to another launch overhead."""
-    if profile.mean_step_ms is None or not profile.is_read_by_v1:
+    if profile.mean_step_ms is None or not is_read_by_v1(profile):
         return ()
     if not profile.phases and covered is None:
         text = "the profile has no phases, so launch overhead is not known (contract v1 says 100 %)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import Note, Profile
+from stepgrade.model import RECORDER, Note, Profile
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
 
 _BECAUSE = {
     Bottleneck.TRANSFER: "it goes by the percentages that the producer wrote",
@@ -12,6 +13,16 @@ _BECAUSE = {
     Bottleneck.COMPUTE: "it takes any run above half of its memory ceiling for that",
     Bottleneck.MEMORY_BW: "it says so wherever it finds nothing else",
 }
+
+
+def is_read_by_v1(profile: Profile) -> bool:
+    """Tell whether contract v1 was made for such profiles; it says nothing about others.
+
+    Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
+    """
+    return (
+        profile.source.format in (STEP_PROFILER_V2, APR_PROFILER_V1) and profile.source.producer != RECORDER
+    )
 
 
 def launch_overhead_v1(profile: Profile) -> float:
@@ -24,7 +35,7 @@ def launch_overhead_v1(profile: Profile) -> float:
 
 def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> Note | None:
     """Return what v1 calls the bottleneck and why, or None where it agrees or does not read the format."""
-    if not profile.is_read_by_v1:
+    if not is_read_by_v1(profile):
         return None
     transfers = add_up(
         phase.step_share or 0.0 for phase in profile.phases if "h2d" in phase.name or "d2h" in phase.name

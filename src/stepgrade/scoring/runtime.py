@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from stepgrade.model import Profile
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
 
 
 class Runtime(StrEnum):
@@ -22,7 +23,7 @@ _WORDS = {Runtime.PYTORCH: ("torch", "kineto"), Runtime.JAX: ("jax", "xplane", "
 def runtime_of(profile: Profile) -> Runtime:
     """Return the runtime by the names of the producer, the profile's runtime and the format."""
     source = profile.source
-    if profile.is_of_reference:
+    if source.producer in (STEP_PROFILER_V2, APR_PROFILER_V1):  # which contract v1's advice is for
         return Runtime.REFERENCE
     names = " ".join((source.producer or "", profile.runtime or "", source.format)).casefold()
     return next(

@@ -265,11 +265,11 @@ def _timed(name: str, share: float, ms: float | None) -> Bar:
 
 def _where_time_goes(card: Scorecard) -> Iterator[Block]:
     busy = is_from_timeline(card.ledger)
-    step_ms = card.step_time_ms or 0.0
     if busy:
         yield Heading("What the device does in a step")
         rows = (
-            _timed(account_words(name), share, share * step_ms) for name, share in shares(card.ledger).items()
+            _timed(account_words(name), share, card.part_ms(share))
+            for name, share in shares(card.ledger).items()
         )
         yield Bars(("The device", "Per step", "Share"), tuple(rows))
     phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
@@ -283,7 +283,7 @@ def _where_time_goes(card: Scorecard) -> Iterator[Block]:
     drawn = shorten((_timed(*phase) for phase in phases), PHASES_SHOWN, left)
     uncovered = 1.0 - sum(share for _, share, _ in phases)
     if card.ledger and not busy and card.step_time_ms and uncovered > 0.001:
-        drawn += (_timed("in no phase", uncovered, uncovered * step_ms),)
+        drawn += (_timed("in no phase", uncovered, card.part_ms(uncovered)),)
     yield Bars(("Phase", "Per step", "Share"), drawn)
 
 
