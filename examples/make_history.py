@@ -26,7 +26,7 @@ def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
         replace(one, fwd_ms=(one.fwd_ms or 0.0) * factor, bwd_ms=(one.bwd_ms or 0.0) * factor)
         for one in profile.layers
     ]
-    phases = [replace(one, total_ms=(one.total_ms or 0.0) * factor) for one in profile.phases]
+    phases = [replace(one, ms=(one.ms or 0.0) * factor) for one in profile.phases]
     operations = [replace(one, ms=(one.ms or 0.0) * factor) for one in profile.operations]
     return replace(
         profile,

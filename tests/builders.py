@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepgrade.model import LayerStep, Operation, PhaseTime, Profile, Source
+from stepgrade.model import LayerStep, Operation, PhaseShare, Profile, Source
 
 SOURCE = Source(format="step_profiler_v2", files=("run.json",), producer="step_profiler_v2")
 
@@ -33,18 +33,16 @@ def make_step_profile(*, steps: int = 10, step_ms: float = 100.0, **fields: Any)
 def make_profile(**fields: Any) -> Profile:
     """Return a Profile of ten steps of 100 ms in which forward and backward fill 95 %."""
     phases = (
-        PhaseTime(name="forward", total_ms=350.0, per_step_ms=35.0),
-        PhaseTime(name="blk_bwd", total_ms=600.0, per_step_ms=60.0),
+        PhaseShare(name="forward", ms=35.0),
+        PhaseShare(name="blk_bwd", ms=60.0),
     )
     defaults: dict[str, Any] = {"source": SOURCE, "steps": 10, "mean_step_ms": 100.0, "phases": phases}
     return Profile(**(defaults | fields))
 
 
-def make_phases(*, steps: int = 10, **per_step_ms: float) -> tuple[PhaseTime, ...]:
+def make_phases(**per_step_ms: float) -> tuple[PhaseShare, ...]:
     """Return phases by name and milliseconds per step."""
-    return tuple(
-        PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms) for name, ms in per_step_ms.items()
-    )
+    return tuple(PhaseShare(name=name, ms=ms) for name, ms in per_step_ms.items())
 
 
 def make_layers(*forward_backward_ms: tuple[float, float]) -> tuple[LayerStep, ...]:

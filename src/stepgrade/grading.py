@@ -19,8 +19,8 @@ from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.loading import baseline_given, profile_given
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
-from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
-from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.model.profile import STEP_PROFILER_V2, RankRow, WorkKind
+from stepgrade.model.scorecard import UNGRADED, DeviceUse, Scorecard, StepStats
 from stepgrade.model.step_log import StepLog
 from stepgrade.readers.source import PathLike
 from stepgrade.scoring.bound import why_ungraded
@@ -277,9 +277,7 @@ def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
         places = {round(place * last / (MOST_RANK_ROWS - 1)) for place in range(MOST_RANK_ROWS)}
         ranks = [ranks[place] for place in places]
     return tuple(
-        RankRow(
-            rank=rank.rank, ledger=Ledger.of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
-        )
+        structs.replace(rank, ledger=Ledger.of(rank.ledger))
         for rank in sorted(ranks, key=lambda rank: rank.rank)
     )
 

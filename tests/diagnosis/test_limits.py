@@ -184,8 +184,7 @@ def scaled(profile: Profile, facts: str, factor: float) -> Profile:
 def multiplied(figure: Any, factor: float) -> Any:
     """Return a number, or every time in a row, multiplied; whole numbers stay whole."""
     if isinstance(figure, dict):
-        times = ("total_ms", "per_step_ms")
-        return figure | {name: figure[name] * factor for name in times}
+        return figure | {"ms": figure["ms"] * factor}
     if isinstance(figure, list):
         return [multiplied(each, factor) for each in figure]
     return round(figure * factor) if isinstance(figure, int) else figure * factor

@@ -18,7 +18,7 @@ from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankTime, Source
+from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankRow, Source
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -630,7 +630,7 @@ def test_what_a_file_misspells_is_refused_with_the_nearest_name(text: str, words
 
 
 def test_ranks_are_needed_for_a_profile_of_ranks() -> None:
-    ranks = tuple(RankTime(rank=rank, mean_step_ms=STEP_MS) for rank in range(4))
+    ranks = tuple(RankRow(rank=rank, step_ms=STEP_MS) for rank in range(4))
     card = card_of(msgspec.structs.replace(FIRES["straggler-rank"], ranks=ranks))
     assert card.findings[0].evidence["rank"] == 3.0
 

@@ -22,6 +22,7 @@ from tests.house.measures import (
     lines_of_code,
     sources,
     static_rows,
+    twin_types,
     written_lines,
 )
 
@@ -87,6 +88,21 @@ def test_no_two_public_types_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT / "src")))
     assert {name for name, places in homes.items() if len(places) > 1} <= per_framework
+
+
+def test_a_quantity_has_one_type() -> None:
+    """Whoever divides by the steps, or adds a share, does so in the type that is there."""
+    assert twin_types(sources(ROOT / "src" / "stepgrade" / "model")) == []
+
+
+def test_twins_are_found() -> None:
+    total = "class KernelTime(Struct):\n name: str\n total_ms: float\n calls: float\n registers: int\n"
+    row = "class KernelRow(Struct):\n name: str\n ms: float\n calls: float\n registers: int\n roof: str\n"
+    more = "class KernelUse(KernelRow):\n share: float\n"
+    named = "class Call(Struct):\n name: str\n group: str\n state: str\n calls: str\n where: str\n"
+    assert twin_types({Path("one.py"): total, Path("two.py"): row + more + named}) == [
+        ("KernelTime", "KernelRow")
+    ]
 
 
 def test_public_names_are_sorted_and_there() -> None:

@@ -30,7 +30,7 @@ from stepgrade.model.memory import Memory
 from stepgrade.model.merge import ACTIVITY, PROFILE, SITUATIONS, ProfileMerge
 from stepgrade.model.notes import Note
 from stepgrade.model.operations import Operation, ShapeRow
-from stepgrade.model.profile import DeviceSeen, PhaseTime, Profile, Recorded, Source
+from stepgrade.model.profile import DeviceSeen, PhaseShare, Profile, Recorded, Source
 
 LINE = HostLine(where="a.py:1", function="f", ms=1.0)
 ACTIVITY_OF_RANK = Activity(
@@ -76,7 +76,7 @@ RANK = Profile(
     mean_step_ms=10.0,
     samples_ms=(9.0, 11.0),
     wall_coverage=0.9,
-    phases=(PhaseTime(name="forward", total_ms=8.0, per_step_ms=4.0, samples_ms=(3.0, 5.0)),),
+    phases=(PhaseShare(name="forward", ms=4.0, samples_ms=(3.0, 5.0)),),
     runtime="pytorch",
     throughput_tok_s=100.0,
     tokens_per_step=1000.0,
@@ -133,8 +133,8 @@ def test_every_field_of_what_is_inside_merges_in_a_known_way() -> None:
     bounds = {"flops_least", "flops_most"}
     rows = {"shape", "ms", "calls", "flops", "bytes", "at_most", *bounds, "roof", "roof_share"}
     assert set(ShapeRow.__struct_fields__) == rows
-    phases = {"name", "total_ms", "per_step_ms", "samples_ms"}
-    assert set(PhaseTime.__struct_fields__) == phases | {"step_share"}  # which only single profiles have
+    # The others are what a producer wrote, which only single profiles have.
+    assert set(PhaseShare.__struct_fields__) == {"name", "ms", "samples_ms", "share", "average_ms"}
     layers = {"fwd_ms", "bwd_ms", "recompute_ms", "ops", "layer", "name", "fwd_samples_ms", "bwd_samples_ms"}
     assert set(LayerStep.__struct_fields__) == layers | {"ratio", "top_op", "top_op_share", "slow"}
 
@@ -167,7 +167,7 @@ def test_ranks_are_averaged_and_the_fullest_decides() -> None:
         launches_per_step=20.0,
         matmul_known_share=0.25,
         device=None,
-        phases=(PhaseTime(name="backward", per_step_ms=2.0, samples_ms=(1.0, 3.0)),),
+        phases=(PhaseShare(name="backward", ms=2.0, samples_ms=(1.0, 3.0)),),
         memory=Memory(peak_bytes=300.0),
         contents={"trace": "2 MB"},
         activity=structs.replace(ACTIVITY_OF_RANK, marks={"item": 4.0}, copies=(), skipped_steps=3),
@@ -175,9 +175,9 @@ def test_ranks_are_averaged_and_the_fullest_decides() -> None:
     run = merged("ranks", structs.replace(other, rank=1), RANK)
     assert (run.work, run.launches_per_step, run.matmul_known_share) == ("training", 30.0, 0.25)
     assert (run.device, run.memory) == (RANK.device, other.memory)
-    assert [(p.name, p.per_step_ms, p.total_ms, p.samples_ms) for p in run.phases] == [
-        ("backward", 1.0, 2.0, (0.5, 1.5)),
-        ("forward", 2.0, 4.0, (1.5, 2.5)),
+    assert [(p.name, p.ms, p.samples_ms) for p in run.phases] == [
+        ("backward", 1.0, (0.5, 1.5)),
+        ("forward", 2.0, (1.5, 2.5)),
     ]
     assert run.contents == {"trace": "2 MB (and others)", "ranks": "0, 1"}
     assert run.activity is not None

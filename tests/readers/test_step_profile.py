@@ -47,7 +47,8 @@ def test_step_profiler_v2(tmp_path: Path) -> None:
     profile = read_text(make_step_profile(), tmp_path)
     assert profile.source.format == "step_profiler_v2"
     assert (profile.steps, profile.mean_step_ms) == (10, 100.0)
-    assert [phase.name for phase in profile.phases] == ["blk_bwd", "forward"]
+    assert [(phase.name, phase.ms) for phase in profile.phases] == [("blk_bwd", 60.0), ("forward", 35.0)]
+    assert [(layer.fwd_ms, layer.bwd_ms) for layer in profile.layers] == [(17.0, 30.0)] * 2
     assert {op.name: op.ms for op in profile.operations} == {"gemm": 30.0, "attention": 10.0}
 
 

@@ -31,8 +31,8 @@ def assert_same_sums(journal: sg.Profile, ended: sg.Profile) -> None:
     assert journal.mean_step_ms == pytest.approx(ended.mean_step_ms)
     assert journal.tokens_per_step == ended.tokens_per_step
     assert journal.samples_per_step == ended.samples_per_step
-    phases = {phase.name: phase.total_ms for phase in ended.phases}
-    found = {phase.name: phase.total_ms for phase in journal.phases}
+    phases = {phase.name: phase.ms for phase in ended.phases}
+    found = {phase.name: phase.ms for phase in journal.phases}
     assert {name: found[name] for name in phases} == pytest.approx(phases)
     assert {layer.name: (layer.fwd_ms, layer.bwd_ms) for layer in journal.layers} == {
         layer.name: (pytest.approx(layer.fwd_ms), pytest.approx(layer.bwd_ms)) for layer in ended.layers

@@ -234,7 +234,7 @@ def test_each_rank_writes_its_own_file(tmp_path: Path, kind: str) -> None:
         assert (profile.recorded_steps, profile.world_size, len(profile.layers)) == (10, 2, 2)
         assert [layer.name for layer in profile.layers] == ["blocks.0", "blocks.1"]
         assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)
-        phases = {phase.name: phase.per_step_ms for phase in profile.phases}
+        phases = {phase.name: phase.ms for phase in profile.phases}
         assert phases["communication"] > 0
         # FSDP's collectives run inside the layers, DDP's all-reduce does not.
         whole = phases["backward"] + (phases["communication"] if kind != "ddp" else 0.0)
@@ -292,7 +292,7 @@ class TestCommand:
                 optimizer.step()
         """
         ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
-        phases = {phase.name: phase.per_step_ms for phase in sg.load(tmp_path / "run.json").phases}
+        phases = {phase.name: phase.ms for phase in sg.load(tmp_path / "run.json").phases}
         assert phases["host"] >= 50.0
         assert {"loss", "gradients"} <= set(phases)
         assert "Bottleneck  host" in ran.err

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.config.limits import DEFAULT_LIMITS
-from stepgrade.model import PhaseTime, Profile
+from stepgrade.model import PhaseShare, Profile
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep, kind_of, phases_of_step
 from stepgrade.scoring.step_times import times_of
 from tests.builders import make_phases, make_profile
@@ -39,15 +39,17 @@ def test_kind_of(name: str, kind: PhaseKind) -> None:
     assert kind_of(name) is kind
 
 
-def test_totals_are_divided_by_the_steps() -> None:
-    phases = phases_of(make_profile(steps=400, phases=make_phases(steps=400, forward=44.0)))
+def test_phases_of_many_steps_are_parts_of_one() -> None:
+    phases = phases_of(make_profile(steps=400, phases=make_phases(forward=44.0)))
     assert phases.covered_share == pytest.approx(0.44)
     assert phases.uncovered_share == pytest.approx(0.56)
     assert "contract v1" in phases.notes[0].text
 
 
 def test_without_steps_the_producers_averages_count() -> None:
-    phases = phases_of(make_profile(steps=None, phases=make_phases(forward=40.0)))
+    phases = phases_of(
+        make_profile(steps=None, phases=(PhaseShare(name="forward", ms=400.0, average_ms=40.0),))
+    )
     assert phases.uncovered_share == pytest.approx(0.60)
 
 
@@ -58,7 +60,7 @@ def test_without_phases_nothing_is_known_of_launches() -> None:
 
 
 def test_one_phase_without_a_time_leaves_the_coverage_open() -> None:
-    profile = make_profile(phases=(*make_phases(forward=40.0), PhaseTime(name="opt")))
+    profile = make_profile(phases=(*make_phases(forward=40.0), PhaseShare(name="opt")))
     assert phases_of(profile).covered_share is None
 
 
@@ -69,7 +71,7 @@ def test_overlapping_phases_have_no_ledger() -> None:
 
 
 def test_totals_and_averages_that_disagree_are_reported() -> None:
-    profile = make_profile(phases=(PhaseTime(name="forward", total_ms=400.0, per_step_ms=80.0),))
+    profile = make_profile(phases=(PhaseShare(name="forward", ms=40.0, average_ms=80.0),))
     assert "disagree" in phases_of(profile).fitness[0].text
 
 
@@ -82,7 +84,7 @@ def test_the_ledger_adds_up_to_one(per_step_ms: dict[str, float], covered: float
     profile = make_profile(
         steps=steps,
         mean_step_ms=sum(per_step_ms.values()) / covered,
-        phases=tuple(PhaseTime(name=name, total_ms=ms * steps) for name, ms in per_step_ms.items()),
+        phases=tuple(PhaseShare(name=name, ms=ms) for name, ms in per_step_ms.items()),
     )
     ledger = phases_of(profile).ledger
     assert ledger is not None

@@ -140,7 +140,7 @@ def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
 @given(st.lists(st.floats(10.0, 1000.0), min_size=1, max_size=40))
 def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
     mean_ms = sum(samples_ms) / len(samples_ms)
-    phases = make_phases(steps=len(samples_ms), forward=mean_ms * 0.3, backward=mean_ms * 0.6)
+    phases = make_phases(forward=mean_ms * 0.3, backward=mean_ms * 0.6)
     profile = make_profile(
         steps=len(samples_ms), mean_step_ms=mean_ms, phases=phases, samples_ms=tuple(samples_ms)
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.model import LayerStep, Operation, PhaseTime, Profile
+from stepgrade.model import LayerStep, Operation, PhaseShare, Profile
 from stepgrade.model.activity import Activity, KernelTally
 from stepgrade.scoring import step_times
 from tests.builders import make_ops, make_profile
@@ -22,13 +22,13 @@ def parts(shares: list[float], whole_ms: float) -> list[float]:
 
 
 def run_of(samples_ms: list[float], phases: list[float], layers: list[float], ops: list[float]) -> Profile:
-    steps, whole_ms = len(samples_ms), sum(samples_ms)
-    mean_ms = whole_ms / steps
+    steps = len(samples_ms)
+    mean_ms = sum(samples_ms) / steps
     return make_profile(
         steps=steps,
         mean_step_ms=mean_ms,
         samples_ms=tuple(samples_ms),
-        phases=tuple(PhaseTime(name=f"p{n}", total_ms=ms) for n, ms in enumerate(parts(phases, whole_ms))),
+        phases=tuple(PhaseShare(name=f"p{n}", ms=ms) for n, ms in enumerate(parts(phases, mean_ms))),
         layers=tuple(
             LayerStep(layer=n, fwd_ms=ms / 4, bwd_ms=ms / 2, recompute_ms=ms / 4)
             for n, ms in enumerate(parts(layers, mean_ms))

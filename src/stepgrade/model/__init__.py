@@ -9,9 +9,9 @@ from stepgrade.model.operations import KernelRow, Operation, ShapeRow, Span
 from stepgrade.model.profile import (
     RECORDER,
     DeviceSeen,
-    PhaseTime,
+    PhaseShare,
     Profile,
-    RankTime,
+    RankRow,
     Recorded,
     Source,
 )
@@ -27,9 +27,9 @@ __all__ = [
     "ModuleStep",
     "Note",
     "Operation",
-    "PhaseTime",
+    "PhaseShare",
     "Profile",
-    "RankTime",
+    "RankRow",
     "Recorded",
     "ShapeRow",
     "Source",

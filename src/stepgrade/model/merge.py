@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from stepgrade.model.activity import Activity
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import PhaseTime, Profile
+from stepgrade.model.profile import PhaseShare, Profile
 from stepgrade.statistics import mean
 from stepgrade.units import show_numbers
 
@@ -186,8 +186,8 @@ class _Phases:
         self._samples: dict[str, list[float]] = {}
         self._counts: set[int] = set()
 
-    def add(self, value: Sequence[PhaseTime], origin: Origin) -> None:
-        self._means.add({phase.name: phase.per_step_ms or 0.0 for phase in value}, origin)
+    def add(self, value: Sequence[PhaseShare], origin: Origin) -> None:
+        self._means.add({phase.name: phase.ms or 0.0 for phase in value}, origin)
         self._counts.add(origin.steps)
         for phase in value if len(self._counts) == 1 else ():
             if phase.samples_ms:
@@ -195,12 +195,12 @@ class _Phases:
                 for index, ms in enumerate(phase.samples_ms):
                     row[index] += ms * origin.weight
 
-    def result(self, weight: float) -> tuple[PhaseTime, ...]:
+    def result(self, weight: float) -> tuple[PhaseShare, ...]:
         samples = self._samples if len(self._counts) == 1 else {}
         return tuple(
-            PhaseTime(
+            PhaseShare(
                 name=name,
-                per_step_ms=ms,
+                ms=ms,
                 samples_ms=tuple(sample / weight for sample in samples.get(name, ())),
             )
             for name, ms in self._means.result(weight).items()
@@ -430,9 +430,4 @@ class ProfileMerge:
             missing = PROFILE.keys() - self._fields.keys() ^ given.keys()
             raise TypeError(f"fields to give, or not to give: {', '.join(sorted(missing))}")
         merged = given | {name: merger.result(self._weight) for name, merger in self._fields.items()}
-        if "phases" not in given:
-            merged["phases"] = tuple(
-                structs.replace(phase, total_ms=phase.per_step_ms * (merged["steps"] or 0))
-                for phase in merged["phases"]
-            )
         return Profile(**merged)

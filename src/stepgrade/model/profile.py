@@ -1,7 +1,8 @@
 """What a training run is, once a reader has understood its file.
 
-Durations that were added up or averaged are milliseconds in floats, the contract's unit, and they
-are totals over the profiled steps where the name says so. What the source did not say is None.
+Figures are means over the profiled steps: who builds a profile divides, nobody later. Durations are
+milliseconds in floats, the contract's unit. A ledger's times are sums, for their shares are what counts.
+Where the number of steps is not known, all of them count as one. What the source did not say is None.
 """
 
 from __future__ import annotations
@@ -49,23 +50,23 @@ class Source(Struct, frozen=True, kw_only=True):
         return f"{self.files[0] if self.files else 'no file'}{more}"
 
 
-class PhaseTime(Struct, frozen=True, kw_only=True):
-    """One named part of a step; `step_share` is what the producer wrote, in 0 to 1."""
+class PhaseShare(Struct, frozen=True, kw_only=True):
+    """One named part of a step; `share` is what the producer wrote until the step is scored."""
 
-    name: str
-    total_ms: float | None = None
-    per_step_ms: float | None = None
-    step_share: float | None = None
-    samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
+    name: str = ""  # in a card, its key
+    ms: float | None = None
+    share: float | None = None
+    samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source has them
+    average_ms: float | None = None  # as the producer wrote it, where it also wrote a total
 
 
-class RankTime(Struct, frozen=True, kw_only=True):
-    """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
+class RankRow(Struct, frozen=True, kw_only=True):
+    """One rank: its ledger, its mean step, and how long it waits in collectives for later ranks."""
 
     rank: int
-    mean_step_ms: float
-    wait_ms: float | None = None
     ledger: Ledger | None = None
+    step_ms: float
+    wait_ms: float | None = None
 
 
 class DeviceSeen(Struct, frozen=True, kw_only=True):
@@ -103,7 +104,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
-    phases: tuple[PhaseTime, ...] = ()
+    phases: tuple[PhaseShare, ...] = ()
     layers: tuple[LayerStep, ...] = ()
     modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
     operations: tuple[Operation, ...] = ()
@@ -117,7 +118,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     claimed_bottleneck: str | None = None
     recorded_steps: int | None = None
     ledger: Ledger | None = None  # in ns over all steps and ranks
-    ranks: tuple[RankTime, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
     world_size: int | None = None
     device: DeviceSeen | None = None
     matmul_flops: float | None = None  # of matrix products, convolutions and attention
@@ -163,7 +164,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         yield from (("a step's sample", ms) for ms in self.samples_ms)
         for phase in self.phases:
             place = f"phase {phase.name!r}"
-            yield from ((place, figure) for figure in (phase.total_ms, phase.per_step_ms, phase.step_share))
+            yield from ((place, figure) for figure in (phase.ms, phase.average_ms, phase.share))
         for layer in self.layers:
             place = f"layer {layer.layer}"
             yield from ((place, figure) for figure in (layer.fwd_ms, layer.bwd_ms))

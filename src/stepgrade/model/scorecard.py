@@ -25,7 +25,7 @@ from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note, NotebookResult, texts_to_notes
 from stepgrade.model.operations import Operation, Span
-from stepgrade.model.profile import Source, WorkKind
+from stepgrade.model.profile import PhaseShare, RankRow, Source, WorkKind
 from stepgrade.model.step_log import Goodput
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
@@ -35,6 +35,7 @@ UNKNOWN = "unknown"
 AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
 # What scoring needs of the rows of a table and the JSON leaves out.
 _UNPRINTED = {
+    "phases": ("name", "average_ms"),
     "operations": ("dtype",),
     "layers": ("fwd_samples_ms", "bwd_samples_ms"),
     "collectives": ("ranks", "moving_ms"),
@@ -49,23 +50,6 @@ class Cause(Struct, frozen=True, kw_only=True):
     share: float
     remaining_ms: float | None
     evidence: str
-
-
-class PhaseShare(Struct, frozen=True, kw_only=True):
-    """One phase in the typical step, and in each steady step where the source has them."""
-
-    ms: float | None = None
-    share: float | None = None
-    samples_ms: tuple[float, ...] = ()
-
-
-class RankRow(Struct, frozen=True, kw_only=True):
-    """One rank: its ledger, its mean step, and how long it waits in collectives for later ranks."""
-
-    rank: int
-    ledger: Ledger | None
-    step_ms: float
-    wait_ms: float | None
 
 
 class Arithmetic(Struct, frozen=True, kw_only=True):
@@ -192,7 +176,8 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
         document = super().to_dict()
         del document["views"]
         for table, names in _UNPRINTED.items():
-            for row in document[table]:
+            rows = document[table]
+            for row in rows.values() if isinstance(rows, dict) else rows:
                 for name in names:
                     del row[name]
         return document

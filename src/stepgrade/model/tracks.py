@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stepgrade.model.events import Ids, Longs, Wholes
+from stepgrade.model.step_view import StepWait
 
 TrackKind = Literal["steps", "ledger", "phases", "stream", "thread"]
 
@@ -49,15 +50,11 @@ class RankTracks(Struct, frozen=True, eq=False, kw_only=True):
     typical_step: tuple[int, int] | None = None
 
 
-class CollectiveWait(Struct, frozen=True, kw_only=True):
-    """One rank waits in a collective for the last one to arrive; times are on the clock that ranks share."""
+class CollectiveWait(StepWait, frozen=True, kw_only=True):
+    """Such a wait of one rank, on the clock that ranks share."""
 
     rank: int
-    start_ns: int
-    dur_ns: int
-    late: int  # the rank that arrives last
-    until_ns: int  # when it does
-    name: str
+    until_ns: int  # when the last one arrives
 
 
 class RanksTogether(Struct, frozen=True, kw_only=True):

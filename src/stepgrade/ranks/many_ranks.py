@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stepgrade.model.collectives import CollectiveRow
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPart
-from stepgrade.model.profile import RankTime
+from stepgrade.model.profile import RankRow
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.ranks.arrivals import Arrivals, ProcessGroup
 from stepgrade.statistics import median, quantile
@@ -72,7 +72,7 @@ class RankParts(Struct, frozen=True, kw_only=True):
 
 
 def describe_ranks(
-    times: Sequence[RankTime],
+    times: Sequence[RankRow],
     ledgers: Mapping[int, Sequence[Ledger]],
     parts: RankParts,
     rates: Sequence[CollectiveRow],
@@ -86,7 +86,7 @@ def describe_ranks(
     if set(ledgers) == set(ranks) and len(lengths) == 1:
         rows = [[one.total - (one.exposed_communication or 0) for one in ledgers[rank]] for rank in ranks]
         busy = np.array(rows, np.float64).reshape(len(ranks), -1) / NS_PER_MS
-    spreads = [_spread("step", ranks, [time.mean_step_ms for time in times])]
+    spreads = [_spread("step", ranks, [time.step_ms for time in times])]
     if busy.shape[1]:
         spreads.append(_spread("busy", ranks, busy.mean(axis=1).tolist()))
     if all(time.wait_ms is not None for time in times):

@@ -18,7 +18,7 @@ from stepgrade.model.many_ranks import notes_of
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.notes import Note
 from stepgrade.model.operations import Span
-from stepgrade.model.profile import Profile, RankTime, Source
+from stepgrade.model.profile import Profile, RankRow, Source
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.ranks.arrivals import Arrivals
 from stepgrade.ranks.many_ranks import RankParts, describe_ranks
@@ -186,7 +186,7 @@ AnyRank: TypeAlias = RankProfile | PackedRank
 class AcrossRanks(NamedTuple):
     """What only the ranks together show, over the steps that are steady on all of them."""
 
-    times: tuple[RankTime, ...]
+    times: tuple[RankRow, ...]
     step_ns: list[int]  # of the slowest chain
     skew_ms: float | None
     straggler: Straggler | None
@@ -357,9 +357,9 @@ def compare_ranks(
     for number, rank in by_number.items():
         ledger = Ledger.sum([step.ledger for step in rank.steps if step.ledger and step.number in numbers])
         times.append(
-            RankTime(
+            RankRow(
                 rank=number,
-                mean_step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
+                step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
                 wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
                 ledger=ledger if ledger.total else None,
             )
@@ -382,7 +382,7 @@ def compare_ranks(
     )
 
 
-def links_between(matched: MatchedCollectives, times: Sequence[RankTime], steps: int) -> Communication:
+def links_between(matched: MatchedCollectives, times: Sequence[RankRow], steps: int) -> Communication:
     """Return what the ranks tell each other; stages are those that send messages, in the order of ranks."""
     ledgers = {time.rank: time.ledger for time in times}
     stages = []
@@ -426,7 +426,7 @@ def _slowest_chain(
 
 
 def _describe_straggler(
-    matched: MatchedCollectives, times: Sequence[RankTime], steps: int
+    matched: MatchedCollectives, times: Sequence[RankRow], steps: int
 ) -> Straggler | None:
     """Return the rank that the others wait for, and the account in which its device exceeds theirs most."""
     worst = matched.straggler
@@ -443,7 +443,7 @@ def _describe_straggler(
     )
 
 
-def largest_excess(times: Sequence[RankTime], rank: int) -> tuple[str | None, float]:
+def largest_excess(times: Sequence[RankRow], rank: int) -> tuple[str | None, float]:
     """Return the account in which a rank exceeds the median of the others most, and by what share."""
     own = next((time.ledger for time in times if time.rank == rank), None)
     others = [time.ledger.shares() for time in times if time.rank != rank and time.ledger]
@@ -460,7 +460,7 @@ def largest_excess(times: Sequence[RankTime], rank: int) -> tuple[str | None, fl
 
 def _find_notes(
     by_number: Mapping[int, AnyRank],
-    times: Sequence[RankTime],
+    times: Sequence[RankRow],
     matched: MatchedCollectives | None,
     straggler: Straggler | None,
 ) -> Iterator[Note]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stepgrade.errors import BadInput
-from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
+from stepgrade.model import RECORDER, Note, Profile, RankRow, Source
 from stepgrade.model.activity import Activity, Straggler
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.ranks.operation_columns import MeanOperations, PackedOperations
@@ -34,17 +34,13 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     files = tuple(profile.source.files[0] for profile in ranks)
     # How long a step communicates on each rank with nothing to hide it, waits included.
     communication_ms = {
-        number: sum(
-            (phase.total_ms or 0.0) / (profile.steps or 1)
-            for phase in profile.phases
-            if phase.name == "communication"
-        )
+        number: sum(phase.ms or 0.0 for phase in profile.phases if phase.name == "communication")
         for number, profile in by_rank.items()
     }
     times = tuple(
-        RankTime(
+        RankRow(
             rank=number,
-            mean_step_ms=profile.mean_step_ms or 0.0,
+            step_ms=profile.mean_step_ms or 0.0,
             # Whoever comes last to a collective does not wait in it: its time is the collective alone.
             wait_ms=communication_ms[number] - min(communication_ms.values()),
             ledger=profile.ledger,
@@ -95,7 +91,7 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
     return dict(sorted(found.items()))
 
 
-def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
+def _straggler(times: Sequence[RankRow], step_ms: float) -> Straggler | None:
     """Return the rank that the others wait for, if one stands out."""
     waits = sorted(times, key=lambda time: time.wait_ms or 0.0)
     last, others = waits[0], waits[1:]

@@ -11,13 +11,13 @@ from stepgrade.costs.shapes import add_shapes
 from stepgrade.model.layers import LayerStep
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.operations import Operation
-from stepgrade.model.profile import PhaseTime, Profile
+from stepgrade.model.profile import PhaseShare, Profile
 from stepgrade.ranks.arrivals import Arrivals
 from stepgrade.ranks.ranks import AnyRank, RankProfile, RankStep, in_file
 from stepgrade.timeline.quality import by_weight
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
-Part = TypeVar("Part", PhaseTime, Operation)
+Part = TypeVar("Part", PhaseShare, Operation)
 
 
 def join_recordings(ranks: Sequence[AnyRank]) -> list[AnyRank]:
@@ -103,16 +103,12 @@ def _join_samples(profiles: Sequence[Profile], parts: Mapping[int, Part]) -> tup
     return tuple(samples)
 
 
-def _join_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
+def _join_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseShare, ...]:
     joined = []
     for name, phases in _by_name([profile.phases for profile in profiles]).items():
-        total_ms = sum(phase.total_ms or 0.0 for phase in phases.values())
+        total_ms = sum((phase.ms or 0.0) * (profiles[place].steps or 0) for place, phase in phases.items())
         samples_ms = _join_samples(profiles, phases)
-        joined.append(
-            PhaseTime(
-                name=name, total_ms=total_ms, per_step_ms=total_ms / max(steps, 1), samples_ms=samples_ms
-            )
-        )
+        joined.append(PhaseShare(name=name, ms=total_ms / max(steps, 1), samples_ms=samples_ms))
     return tuple(joined)
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
-from stepgrade.model import RECORDER, LayerStep, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, LayerStep, PhaseShare, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
@@ -89,16 +89,16 @@ def read(source: ByteSource) -> Part:
         samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
         phases=tuple(
-            PhaseTime(name=phase, total_ms=ms, per_step_ms=total.per_step(ms))
+            PhaseShare(name=phase, ms=per_step(f"phase {phase!r}", ms, total.steps))
             for phase, ms in sorted(total.phases_ms.items())
         ),
         layers=tuple(
             LayerStep(
                 layer=layer,
                 name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
-                fwd_ms=per_step(forward_ms, total.steps),
-                bwd_ms=per_step(backward_ms, total.steps),
-                recompute_ms=per_step(recompute_ms or None, total.steps),
+                fwd_ms=per_step(f"layer {layer}", forward_ms, total.steps),
+                bwd_ms=per_step(f"layer {layer}", backward_ms, total.steps),
+                recompute_ms=per_step(f"layer {layer}", recompute_ms or None, total.steps),
             )
             for layer, (forward_ms, backward_ms, recompute_ms) in sorted(total.layers_ms.items())
         ),

@@ -32,7 +32,7 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
         return profile
     work = _ratio(profile.tokens_per_step, sampled.tokens, sampled.steps)
     work = work or _ratio(profile.samples_per_step, sampled.samples, sampled.steps) or 1.0
-    phases_ms = {phase.name: phase.total_ms or 0.0 for phase in profile.phases}
+    phases_ms = {phase.name: profile.total(phase.ms or 0.0) for phase in profile.phases}
     model_ms = sum(phases_ms.get(name, 0.0) for name in _MODEL)
     sampled_ms = sampled.model_ms / sampled.steps * profile.steps
     slower = min(1.0, model_ms / sampled_ms) if sampled_ms else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, ValidationError, field
 
@@ -10,10 +10,10 @@ from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput, BadJson
-from stepgrade.model import RECORDER, DeviceSeen, LayerStep, Operation, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerStep, Operation, PhaseShare, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind, check_figure
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
@@ -118,11 +118,13 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         samples_ms=tuple(document.samples_ms),
         wall_coverage=document.wall_coverage,
         phases=tuple(
-            PhaseTime(
+            PhaseShare(
                 name=name,
-                total_ms=phase.total_ms,
-                per_step_ms=phase.avg_ms,
-                step_share=phase.pct / 100.0 if phase.pct is not None else None,
+                ms=phase.avg_ms
+                if phase.total_ms is None
+                else per_step(f"phase {name!r}", phase.total_ms, steps),
+                share=phase.pct / 100.0 if phase.pct is not None else None,
+                average_ms=phase.avg_ms,
             )
             for name, phase in sorted(document.phases.items())
         ),
@@ -130,15 +132,18 @@ def profile_from_json(text: bytes, name: str) -> Profile:
             LayerStep(
                 layer=layer.layer,
                 name=layer.name,
-                fwd_ms=per_step(layer.fwd_ms, steps),
-                bwd_ms=per_step(layer.bwd_ms, steps),
-                recompute_ms=per_step(layer.recompute_ms, steps),
-                ops={op: ms / (steps or 1) for op, ms in layer.ops.items()},
+                fwd_ms=per_step(f"layer {layer.layer}", layer.fwd_ms, steps),
+                bwd_ms=per_step(f"layer {layer.layer}", layer.bwd_ms, steps),
+                recompute_ms=per_step(f"layer {layer.layer}", layer.recompute_ms, steps),
+                ops={
+                    op: per_step(f"layer {layer.layer}, op {op!r}", ms, steps) for op, ms in layer.ops.items()
+                },
             )
             for layer in document.per_layer
         ),
         operations=tuple(
-            Operation(name=op, ms=per_step(ms, steps)) for op, ms in sorted(document.ops.items())
+            Operation(name=op, ms=per_step(f"op {op!r}", ms, steps))
+            for op, ms in sorted(document.ops.items())
         ),
         tokens_per_step=document.tokens_per_step,
         samples_per_step=document.samples_per_step,
@@ -169,8 +174,15 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     return with_lines(with_sampled(profile, sampled), recorded.lines)
 
 
-def per_step(total: float | None, steps: int | None) -> float | None:
-    """Return the mean of a total; where the number of steps is not known, they count as one."""
+_Total = TypeVar("_Total", float, float | None)
+
+
+def per_step(place: str, total: _Total, steps: int | None) -> _Total:
+    """Return the mean of a total, which may be missing; raise BadInput for one that makes no sense.
+
+    Where the number of steps is not known, all of them count as one.
+    """
+    check_figure(place, total)
     return None if total is None else total / (steps or 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.loading import profile_given
-from stepgrade.model import PhaseTime, Profile
+from stepgrade.model import PhaseShare, Profile
 from stepgrade.readers.source import PathLike
 from stepgrade.report.names import json_text
 
@@ -43,10 +43,9 @@ def convert(profile: Profile | PathLike) -> str:
     return json_text(msgspec.json.encode(known).decode()) + "\n"
 
 
-def _phase(phase: PhaseTime, profile: Profile) -> dict[str, float]:
+def _phase(phase: PhaseShare, profile: Profile) -> dict[str, float]:
     """Return the three figures that contract v1 asks of a phase, worked out from one another."""
-    steps, step_ms = profile.steps or 1, profile.mean_step_ms
-    per_step = phase.per_step_ms if phase.per_step_ms is not None else (phase.total_ms or 0.0) / steps
-    total = phase.total_ms if phase.total_ms is not None else per_step * steps
-    share = phase.step_share if phase.step_share is not None else per_step / step_ms if step_ms else 0.0
-    return {"total_ms": total, "pct": share * 100.0, "avg_ms": per_step}
+    ms, step_ms = phase.ms or 0.0, profile.mean_step_ms
+    average_ms = ms if phase.average_ms is None else phase.average_ms
+    share = phase.share if phase.share is not None else average_ms / step_ms if step_ms else 0.0
+    return {"total_ms": profile.total(ms), "pct": share * 100.0, "avg_ms": average_ms}

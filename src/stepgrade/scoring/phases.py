@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import RECORDER, Ledger, Note, PhaseTime, Profile
-from stepgrade.model.scorecard import PhaseShare
+from stepgrade.model import RECORDER, Ledger, Note, PhaseShare, Profile
 from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 from stepgrade.units import show_share
@@ -91,16 +90,14 @@ def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesO
     )
 
 
-def _share(phase: PhaseTime, times: RunTimes) -> PhaseShare:
+def _share(phase: PhaseShare, times: RunTimes) -> PhaseShare:
     """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
-    mean_ms = phase.per_step_ms
-    if phase.total_ms is not None and times.steps:
-        mean_ms = phase.total_ms / times.steps
+    mean_ms = phase.ms if times.steps else phase.average_ms
     if mean_ms is not None and times.mean_ms and times.typical_ms:
         share = mean_ms / times.mean_ms
         samples_ms = kept_of_part(phase.samples_ms, share, 0)
-        return PhaseShare(ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
-    return PhaseShare(ms=mean_ms, share=phase.step_share)
+        return structs.replace(phase, ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
+    return structs.replace(phase, ms=mean_ms, samples_ms=())
 
 
 def _by_kind(figures: dict[str, float | None]) -> dict[PhaseKind, float]:
@@ -157,9 +154,9 @@ def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tup
             else f"a wall coverage of {show_share(overlapping)} is more than there is: is it a percentage?"
         )
         found.append(Note("phases_overlap" if profile.phases else "wall_coverage_above_one", text))
-    averages = [phase for phase in profile.phases if phase.total_ms and phase.per_step_ms]
-    by_total = add_up(phase.total_ms or 0.0 for phase in averages) / (profile.steps or 1)
-    by_average = add_up(phase.per_step_ms or 0.0 for phase in averages)
+    averages = [phase for phase in profile.phases if phase.ms and phase.average_ms]
+    by_total = add_up(phase.ms or 0.0 for phase in averages)
+    by_average = add_up(phase.average_ms or 0.0 for phase in averages)
     if profile.steps and abs(by_total - by_average) > limits.average_tolerance * by_average:
         text = (
             f"phase totals over {profile.steps} steps and their averages disagree: "

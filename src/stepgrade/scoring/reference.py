@@ -29,7 +29,7 @@ def launch_overhead_v1(profile: Profile) -> float:
     """Return the share of one step that the phases' totals over all steps leave: v1's quirk."""
     if profile.mean_step_ms is None:
         return 0.0
-    totals = add_up(phase.total_ms or 0.0 for phase in profile.phases)
+    totals = add_up(profile.total(phase.ms or 0.0) for phase in profile.phases)
     return max(0.0, 1.0 - totals / profile.mean_step_ms)
 
 
@@ -38,7 +38,7 @@ def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None)
     if not is_read_by_v1(profile):
         return None
     transfers = add_up(
-        phase.step_share or 0.0 for phase in profile.phases if "h2d" in phase.name or "d2h" in phase.name
+        phase.share or 0.0 for phase in profile.phases if "h2d" in phase.name or "d2h" in phase.name
     )
     named = Bottleneck.classify(transfers, launch_overhead_v1(profile), efficiency or 0.0)
     if named.value == bottleneck:

@@ -10,7 +10,8 @@ from stepgrade.hardware.ceilings import lowest
 from stepgrade.model import Ledger
 from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.operations import Operation
-from stepgrade.model.scorecard import RankRow, Scorecard
+from stepgrade.model.profile import RankRow
+from stepgrade.model.scorecard import Scorecard
 
 
 class Standing(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepgrade.model.events import NONE, DeviceEvent, Kinds, Longs
-from stepgrade.model.profile import PhaseTime
+from stepgrade.model.profile import PhaseShare
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.pieces import Pieces, per_steady_step
@@ -39,7 +39,7 @@ def find_phases(timeline: Timeline, pieces: Pieces) -> Kinds:
     return phase
 
 
-def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseTime, ...]:
+def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseShare, ...]:
     """Return the phases that occur in the steady steps.
 
     On a device each phase has only the time that no phase before it in the precedence has, so that the phases
@@ -47,7 +47,7 @@ def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseT
     """
     if timeline.driver is Driver.UNSEEN:
         return ()
-    found: dict[int, PhaseTime] = {}
+    found: dict[int, PhaseShare] = {}
     waits = timeline.windows.in_steady(
         timeline.ledger.time_in("idle_input") if timeline.ledger else iv.NOTHING
     )
@@ -92,12 +92,10 @@ def phase_stretches(
     return start, ends, kind[first]
 
 
-def _phase_time(name: str, own_ns: int, step_ns: Longs) -> PhaseTime:
+def _phase_time(name: str, own_ns: int, step_ns: Longs) -> PhaseShare:
     # Work of a steady step may run outside of its window: the samples can add up to less than the total.
-    per_step_ms = own_ns / len(step_ns) / NS_PER_MS
-    return PhaseTime(
+    return PhaseShare(
         name=name,
-        total_ms=per_step_ms * len(step_ns),
-        per_step_ms=per_step_ms,
+        ms=own_ns / len(step_ns) / NS_PER_MS,
         samples_ms=tuple((step_ns / NS_PER_MS).tolist()),
     )

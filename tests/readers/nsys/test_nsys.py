@@ -158,7 +158,7 @@ def test_what_the_casebook_says() -> None:
     assert (forward.recorded_steps, forward.work) == (10, "unknown")
     ddp = sg.load(shared(SAMPLES) / "ddp_2xRTX3090_nsys2026.3.sqlite")
     assert (ddp.recorded_steps, ddp.work, ddp.world_size) == (1, "training", 2)
-    phases = {phase.name: phase.per_step_ms for phase in ddp.phases}
+    phases = {phase.name: phase.ms for phase in ddp.phases}
     # 31.6 ms of two autograd threads, less what overlaps; 5.4 ms of two forward passes.
     assert 14.0 < phases["backward"] < 17.0
     assert 2.4 < phases["forward"] < 2.9

@@ -72,8 +72,8 @@ def test_nsight_and_kineto_agree(tmp_path: Path, stepgrade: Run) -> None:
     assert ours.ledger is not None
     assert theirs.ledger is not None
     assert ours.ledger.shares() == pytest.approx(theirs.ledger.shares(), abs=1e-6)
-    assert {phase.name: phase.per_step_ms for phase in ours.phases} == pytest.approx(
-        {phase.name: phase.per_step_ms for phase in theirs.phases}
+    assert {phase.name: phase.ms for phase in ours.phases} == pytest.approx(
+        {phase.name: phase.ms for phase in theirs.phases}
     )
     for name in ("ms", "calls", "flops"):
         found, wanted = ({op.name: getattr(op, name) for op in one.operations} for one in (ours, theirs))

@@ -88,7 +88,7 @@ def test_steps_passes_layers_and_flops_of_a_scan() -> None:
         assert layer.fwd_ms == pytest.approx((11 + place) / 1000)
         assert layer.bwd_ms == pytest.approx(2 * (10 + place) / 1000)
         assert layer.recompute_ms == pytest.approx((10 + place) / 1000)
-    phases = {phase.name: phase.per_step_ms for phase in profile.phases}
+    phases = {phase.name: phase.ms for phase in profile.phases}
     assert phases["optimizer"] == pytest.approx(0.005)
     assert phases["communication"] == pytest.approx(0.007)
     assert phases["forward"] == pytest.approx((4 * 11 + 6) / 1000)

@@ -27,7 +27,7 @@ def check(path: Path, prefix: str) -> None:
     profile = sg.load(path)
     assert (profile.recorded_steps, profile.steps) == (8, 5)
     assert profile.tokens_per_step == 2 * 4 * 64
-    phases = {phase.name: phase.per_step_ms for phase in profile.phases}
+    phases = {phase.name: phase.ms for phase in profile.phases}
     assert set(phases) >= {"input", "forward", "backward", "optimizer"}
     assert [layer.name for layer in profile.layers] == [f"{prefix}blocks.{number}" for number in range(4)]
     assert all(layer.fwd_ms and layer.bwd_ms for layer in profile.layers)

@@ -19,7 +19,8 @@ from stepgrade.model.layers import ModuleStep
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
 from stepgrade.model.operations import Operation
-from stepgrade.model.scorecard import RankRow, Scorecard, StepStats
+from stepgrade.model.profile import RankRow
+from stepgrade.model.scorecard import Scorecard, StepStats
 from stepgrade.model.step_view import Lane, LaneKind, StepView, StepWait
 from stepgrade.trace.phases import PHASES
 from tests.builders import make_ops, make_profile

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepgrade.model.scorecard import RankRow, Scorecard
+from stepgrade.model.profile import RankRow
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html.plot import Mark, Tick
 from stepgrade.scoring.standing import RankGroup, grouped, waiting_share
 from stepgrade.units import show_ms, show_share
