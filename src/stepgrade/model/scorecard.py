@@ -34,7 +34,7 @@ UNGRADED = "ungraded"
 UNKNOWN = "unknown"
 AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
 # What scoring needs of the rows of a table and the JSON leaves out.
-_UNPRINTED = {
+NOT_IN_JSON = {
     "phases": ("name", "average_ms"),
     "operations": ("dtype",),
     "layers": ("fwd_samples_ms", "bwd_samples_ms"),
@@ -175,7 +175,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
         """Return the card as in its JSON, without what is only drawn."""
         document = super().to_dict()
         del document["views"]
-        for table, names in _UNPRINTED.items():
+        for table, names in NOT_IN_JSON.items():
             rows = document[table]
             for row in rows.values() if isinstance(rows, dict) else rows:
                 for name in names:
