@@ -19,6 +19,7 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, LayerStep, Profile
 from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
+from tests.conftest import ROOT
 from tests.samples import shared
 
 
@@ -280,6 +281,12 @@ def test_there_is_one_way_to_a_card() -> None:
     assert card.fingerprint is not None
     assert sg.Scorecard.from_json(card.to_json()) == card
     assert as_baseline(profile, Setup(device="gb10"), 100) == Baseline.of(card)
+
+
+def test_the_card_of_a_trace_is_what_its_json_says() -> None:
+    """What the rows of a profile have for scoring alone is in neither."""
+    card = sg.score(sg.load(ROOT / "examples" / "traces" / "gpt_naive.json.gz"))
+    assert sg.Scorecard.from_json(card.to_json()) == msgspec.structs.replace(card, views=())
 
 
 def test_a_card_shows_itself_in_a_notebook() -> None:

@@ -33,7 +33,7 @@ from stepgrade.units import show_share
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
 AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
-# What scoring needs of the rows of a table and the JSON leaves out.
+# What the rows of a profile have for scoring; a card has none of it, and its JSON no such fields.
 NOT_IN_JSON = {
     "phases": ("name", "average_ms"),
     "operations": ("dtype",),

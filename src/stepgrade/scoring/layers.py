@@ -77,6 +77,8 @@ def layers_of_step(
                 top_op=top_op or None,
                 top_op_share=top_op_ms / ops_ms if ops_ms > 0.0 else None,
                 slow=tuple(one.direction for one in slow if one.layer == layer.layer),
+                fwd_samples_ms=(),
+                bwd_samples_ms=(),
             )
         )
     return tuple(found)

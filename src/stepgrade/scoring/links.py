@@ -45,6 +45,8 @@ def collective_rows(links: Communication | None, figures: Figures) -> tuple[Coll
                 # The link is that between the devices of one node.
                 link_share=bus * _GB / link if bus and link and nodes != "several" else None,
                 at_least=one.moving_ms is None,
+                ranks="",
+                moving_ms=None,
             )
         )
     return tuple(found)

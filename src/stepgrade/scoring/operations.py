@@ -73,6 +73,7 @@ def operations_of_step(
                 roof=roof,
                 roof_share=reached,
                 samples_ms=kept_of_part(op.samples_ms, share, place),
+                dtype=None,
                 shapes=tuple(structs.replace(row, ms=row.ms * times.scale) for row in rows)
                 if op.shapes
                 else (),

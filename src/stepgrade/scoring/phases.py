@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
@@ -96,8 +96,8 @@ def _share(phase: PhaseShare, times: RunTimes) -> PhaseShare:
     if mean_ms is not None and times.mean_ms and times.typical_ms:
         share = mean_ms / times.mean_ms
         samples_ms = kept_of_part(phase.samples_ms, share, 0)
-        return structs.replace(phase, ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
-    return structs.replace(phase, ms=mean_ms, samples_ms=())
+        return PhaseShare(ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
+    return PhaseShare(ms=mean_ms, share=phase.share)
 
 
 def _by_kind(figures: dict[str, float | None]) -> dict[PhaseKind, float]:
