@@ -116,7 +116,7 @@ _TABLES = {
         "name": "what the framework is called in notes",
         "contains": "text that is in every step line, and in few others",
         "fields": "the text before each number, by what the number means ([logs.md](logs.md))",
-        "pattern": "instead of fields: a pattern with a named group for each number",
+        "line": "instead of fields: the line as it is printed, with `{name}` for each number and `{}` for any text",
         "mean": "what printed times are the mean of: the step, the steps since the last line, all steps so far",
     }),
     "[files]": (FilesTable, {

@@ -447,7 +447,7 @@ ignore = []
 [[dialect]]
 name = "mine"
 contains = "step="
-pattern = 'step=(?P<step>\\d+) took (?P<step_ms>[\\d.]+)'
+line = "step={{step}} took {{step_ms}}"
 """.encode()
 DEVICE = b"""name = "Mine"
 peak_bw_gb_s = 1000.0

@@ -74,13 +74,13 @@ class Waiver(Struct, frozen=True, kw_only=True):
 class DialectTable(Struct, frozen=True, kw_only=True):
     """One [[dialect]]: text that is in every step line, and what its numbers mean.
 
-    `fields` has the text before each number, `pattern` a named group for each instead.
+    `fields` has the text before each number; `line` is a template of the whole line instead.
     """
 
     name: str
     contains: str
     fields: dict[str, str] = {}
-    pattern: str = ""
+    line: str = ""
     mean: Literal["step", "interval", "running"] = "step"
 
 
@@ -150,6 +150,10 @@ def _converted(document: dict[str, Any], path: str) -> Config:
         rows = document.get(name)
         for number, row in enumerate(rows if isinstance(rows, list) else []):
             if isinstance(row, dict):
+                if name == "dialect" and "pattern" in row:
+                    hint = 'write a template instead: line = "step {step}/{total} loss {loss}"'
+                    where = f"{path}: dialect[{number}].pattern"
+                    raise BadConfig("regular expressions are no longer supported", where=where, hint=hint)
                 check_names(row, kind.__struct_fields__, f"{path}: {name}[{number}]")
     try:
         return from_builtins(document, Config)

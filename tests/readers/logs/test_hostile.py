@@ -9,24 +9,24 @@ import re
 import time
 import tracemalloc
 from collections.abc import Iterator
-from re import _parser  # type: ignore[attr-defined]
 
 import numpy as np
 import pytest
 
 import stepgrade as sg
 from stepgrade.config import DialectTable, read_config
-from stepgrade.errors import BadConfig, BadInput, StepgradeError
+from stepgrade.errors import BadConfig, StepgradeError
 from stepgrade.readers.logs.dialect import Dialect
-from stepgrade.readers.logs.facts import NUMBERS, TEXTS
+from stepgrade.readers.logs.facts import MOST_EVENTS, NUMBERS, TEXTS
 from stepgrade.readers.logs.frameworks import DIALECTS
 from stepgrade.readers.logs.order import longest_bar, over_all
-from stepgrade.readers.logs.own import OwnPattern, check_pattern, dialects_from, hard_lines, shortest
+from stepgrade.readers.logs.own import Template, dialects_from
 from stepgrade.readers.logs.records import RecordLog
-from stepgrade.readers.logs.scan import MOST_EVENTS, LogScanner
+from stepgrade.readers.logs.scan import LogScanner
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource, ReadOptions
 from tests.readers.logs.generated import Plan, generate
+from tests.readers.logs.hard_lines import hard_lines, parse, shortest
 
 
 def test_noise_of_every_kind_between_lines_changes_nothing() -> None:
@@ -74,56 +74,11 @@ def test_a_line_of_ten_megabytes_is_passed_by() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(?P<step>\d+)(a+)+$",
-        r"(?P<step>(a|aa)+)$",
-        r"(?P<step>.*.*.*.*.*x)",
-        r"(?P<step>(\s*a?)*)b",
-        r"(?P<step>a)\1",
-        r"(?P<step>[a-z]*[a-z]*[a-z]*[a-z]*[a-z]*!)",
-        r"step=(?P<step>((\|+))+)z",
-        r"step=(?P<step>\d+)(?:(?:q)+)+$",
-        r"step=(?P<step>(?:ab|a|b)*)z",
-        r"step=(?P<step>\d+) .*\|.*\|.*\|.*\|.*!",
-        r"(?P<step>(?:(?:$){9999}){9999})",
-        r"(?P<step>(?:x{0,9}){40})y",
-        r"<(?P<step>" + "q?" * 60 + "q" * 60 + ")",
-        r"(?P<step>a)(?(step)b|c)",
-    ],
-)
-def test_a_pattern_that_may_take_forever_is_refused_at_once(pattern: str) -> None:
-    begun = time.process_time()
-    with pytest.raises(BadConfig):
-        check_pattern(pattern, "here")
-    assert time.process_time() - begun < 20.0
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"\[train\] (?P<step>\d+) .* (?P<step_s>[\d.]+) s/step",
-        r"(?i)step[:=]\s*(?P<step>\d{1,9})\b.*? loss[:=] ?(?P<loss>\S+) .*? (?P<step_ms>[\d.]+) ?ms",
-        r"iter (?P<step>\d{1,3}(?:,\d{3})*)/(?P<total>[\d,]+) \| (?:time|took) (?P<step_ms>\S+)",
-    ],
-)
-def test_patterns_as_people_write_them_are_taken(pattern: str) -> None:
-    assert "step" in check_pattern(pattern, "here")
-
-
-def test_a_pattern_has_so_many_seconds_for_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepgrade.readers.logs.own._MOST_LOG_S", -1.0)
-    pattern = OwnPattern(r"step=(?P<step>\d+)", "mine")
-    with pytest.raises(BadInput, match="the pattern of mine: takes more than"):
-        pattern.groups(b"step=1")
-
-
-@pytest.mark.parametrize(
     "dialect", [dialect for dialect in DIALECTS if len(dialect.fields) > 2], ids=lambda dialect: dialect.name
 )
 def test_fields_again_and_again_take_linear_time(dialect: Dialect) -> None:
     """Of n places of each of six fields, n to the sixth ways to fail: hours for a line of 4 kB."""
-    fields = [shortest(_parser.parse(field.compiled().pattern)) for field in dialect.fields]
+    fields = [shortest(parse(field.pattern.encode())) for field in dialect.fields]
     sound = dialect.anchor + b" ".join(fields) + dialect.anchor + b"\n"
     hard = dialect.anchor + b"".join((field + b" ") * (380 // (len(field) + 1)) for field in fields[:-1])
     scanner = LogScanner()
@@ -131,6 +86,38 @@ def test_fields_again_and_again_take_linear_time(dialect: Dialect) -> None:
     scanner.feed(sound * 20 + (hard + dialect.anchor + b"\n") * 40)
     scanner.result()
     assert time.process_time() - begun < 20.0
+
+
+# Of lines that users describe themselves.
+TEMPLATES = (
+    "[train] {step} {} {step_s} s/step",
+    "{step}/{total} {} {} loss {loss}",
+    "{} step {step} loss {loss} took {step_ms}ms",
+    "{step} {loss} {step_s}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "line", "row"),
+    [
+        (TEMPLATES[0], b"12:00 [train] 1,200 lr 0.1 0.25 s/step", {"step": 1200.0, "step_s": 0.25}),
+        (TEMPLATES[1], b"r0 3/10 | it 7 | loss nan.", {"step": 3.0, "total": 10.0, "loss": float("nan")}),
+        (
+            TEMPLATES[2],
+            b"a step  5  loss  -2e-3 took 250.5ms",
+            {"step": 5.0, "loss": -2e-3, "step_s": 0.2505},
+        ),
+        (TEMPLATES[3], b"2026-11-18 5 2.5 0.1", {"step": 5.0, "loss": 2.5, "step_s": 0.1}),
+        ("step {step}, loss {loss}.", b"step 5, loss 2.5.", {"step": 5.0, "loss": 2.5}),
+        ("{} step {step} loss {loss} {}", b"step 5 loss 2.5", {"step": 5.0, "loss": 2.5}),
+        ("step {step} loss {loss}", b"step 5 it 3 loss 2.5", None),
+    ],
+)
+def test_a_template_takes_the_numbers_at_its_names(
+    template: str, line: bytes, row: dict[str, float] | None
+) -> None:
+    found = Template(template, "here").read(line, 0.0)
+    assert found == (row if row is None else pytest.approx(row, nan_ok=True))
 
 
 # Only ever held to a whole name or to its beginning, so that a search through it says nothing.
@@ -151,7 +138,9 @@ def patterns_of_ours() -> Iterator[tuple[str, re.Pattern[bytes]]]:
                     text = value.pattern if isinstance(value.pattern, bytes) else value.pattern.encode()
                     yield f"{found.name}.{name}", re.compile(text, value.flags & ~re.UNICODE)
     for dialect in DIALECTS:
-        yield from ((f"{dialect.name}: {field.means}", field.compiled()) for field in dialect.fields)
+        for field in dialect.fields:
+            yield f"{dialect.name}: {field.means}", re.compile(field.pattern.encode())
+    yield from ((f"template: {line}", Template(line, "here").pattern) for line in TEMPLATES)
     for fact in (*NUMBERS, *TEXTS):
         yield f"header: {fact.name}", re.compile(fact.pattern, re.MULTILINE)
 
@@ -162,7 +151,7 @@ def test_no_pattern_of_ours_takes_the_square_of_a_line() -> None:
         if name in NEVER_SEARCHED:
             continue
         searched += 1
-        for head, part in hard_lines(_parser.parse(pattern.pattern, pattern.flags)):
+        for head, part in hard_lines(parse(pattern.pattern, pattern.flags)):
             for size, most_s in (
                 (2_000, 0.003),
                 (20_000, 1.0),
@@ -181,11 +170,18 @@ def test_no_pattern_of_ours_takes_the_square_of_a_line() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[dialect]]\nname = "a"\ncontains = "x"\n', "either a pattern or fields"),
-        ('[[dialect]]\nname = "a"\ncontains = " "\nfields = { step = "s" }\n', "in every line"),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\n', "either a line or fields"),
+        ('[[dialect]]\nname = "a"\ncontains = " "\nfields = { step = "s" }\n', "in every step line"),
         ('[[dialect]]\nname = "a"\ncontains = "x"\nfields = { stepp = "s" }\n', "step"),
         ('[[dialect]]\nname = "a"\ncontains = "x"\nfields = { loss = "s" }\n', "needs a step"),
-        ('[[dialect]]\nname = "a"\ncontains = "x"\npattern = "(?P<step>"\n', "no pattern"),
+        (
+            '[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {step}{loss}"\n',
+            "text between two numbers",
+        ),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {stepp}"\n', "no 'stepp'"),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {loss}"\n', "needs a step"),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "' + "x" * 1001 + '"\n', "longer than 1000"),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\npattern = "(?P<step>a)"\n', "no longer supported"),
     ],
 )
 def test_a_dialect_that_makes_no_sense_is_refused(text: str, words: str) -> None:
@@ -202,8 +198,9 @@ def test_a_dialect_that_makes_no_sense_is_refused(text: str, words: str) -> None
         DialectTable(
             name="mine",
             contains="batch: ",
-            pattern=r"batch: (?P<step>\d+), took (?P<step_ms>[\d.]+) ms, loss: (?P<loss>\S+)",
+            line="batch: {step}, took {step_ms} ms, loss: {loss}",
         ),
+        DialectTable(name="mine", contains="batch: ", line="batch: {step} {} {step_ms} ms{}"),
     ],
 )
 def test_a_dialect_of_ones_own_is_read(table: DialectTable) -> None:

@@ -20,9 +20,8 @@ from stepgrade.readers.logs.amounts import (
     world_by_rates,
     world_size,
 )
-from stepgrade.readers.logs.dialect import clock_kind
+from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.facts import LogHeader
-from stepgrade.readers.logs.frameworks import MLPERF
 from stepgrade.readers.logs.order import Floats, Table, coarser, in_order, table_of
 from stepgrade.readers.logs.paces import (
     COARSE_S,
@@ -34,6 +33,7 @@ from stepgrade.readers.logs.paces import (
     with_times_told_apart,
 )
 from stepgrade.readers.logs.scan import Rows, ScannedLog
+from stepgrade.readers.logs.values import clock_kind
 from stepgrade.units import show_count, show_ms
 
 # A first line this much slower than the others holds the start of the run.
@@ -83,8 +83,7 @@ def with_what_stands_beside(table: Table, scanned: ScannedLog, rows: Rows) -> No
 class LoggedSteps(Struct, frozen=True, kw_only=True):
     """The step lines that tell most, put in order and timed."""
 
-    rows: Rows
-    framework: str
+    dialect: Dialect
     table: Table
     attempts: list[int]
     paces: Paces
@@ -116,12 +115,11 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
     world, said = world_size(header, ranks) or world_by_rates(table), tokens_said(table, header)
     paces = paces_of(table, dialect, world, said, apart)
     world = world or world_by_rates(table, paces)
-    framework = dialect.framework
-    if dialect.name == "megatron":  # its kin print the same line, with fields of their own
-        of_deepspeed = "Megatron-DeepSpeed" if "tokens" in table else framework
-        framework = "GPT-NeoX" if "samples_s" in table and "samples" not in table else of_deepspeed
+    variant = next((v for v in dialect.variants if v.has in table and v.lacks not in table), None)
+    if variant is not None:
+        dialect = structs.replace(dialect, framework=variant.framework, convention=variant.convention)
     notes = [
-        Note("from_training_log", f"read from the step lines of a log of {framework}"),
+        Note("from_training_log", f"read from the step lines of a log of {dialect.framework}"),
         *unclear,
         *paces.notes,
     ]
@@ -134,8 +132,7 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         text = f"of {show_count(rows.seen)} step lines one of {rows.stride} was read in full"
         notes.append(Note("lines_sampled", text))
     return LoggedSteps(
-        rows=rows,
-        framework=framework,
+        dialect=dialect,
         table=table,
         attempts=attempts,
         paces=paces,
@@ -156,7 +153,7 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
     samples, counts, left_out = samples_of(log)
     tokens = tokens_per_step(table, header, paces, logged.world, logged.said_tokens)
     return Profile(
-        source=Source(format=LOG, files=(name,), producer=producer or f"log of {logged.framework}"),
+        source=Source(format=LOG, files=(name,), producer=producer or f"log of {logged.dialect.framework}"),
         work="training",
         steps=round(float(counts.sum())),
         recorded_steps=round(float(np.sum(paces.count))),
@@ -172,7 +169,7 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
         facts=facts_of(header, logged, tokens),
         recorded=_recorded(header),
         log=log,
-        contents={"step lines": f"{len(table['step']):,} of {logged.framework}"},
+        contents={"step lines": f"{len(table['step']):,} of {logged.dialect.framework}"},
         notes=(*logged.notes, *left_out),
         warnings=_losses(scanned, logged),
     )
@@ -192,8 +189,8 @@ def _recorded(header: LogHeader) -> Recorded:
 
 def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> RunFacts:
     """Return what the log says of the model, and of its own efficiency."""
-    dialect, table, numbers = logged.rows.dialect, logged.table, header.numbers
-    recomputes = header.arguments.get("checkpoint_activations") == "True" and dialect.name == "megatron"
+    dialect, table, numbers = logged.dialect, logged.table, header.numbers
+    recomputes = header.arguments.get(dialect.recompute_argument or "") == "True"
     counts_recompute = dialect.printed_is == "hfu" or recomputes
     arguments = dict(header.arguments)
     if padded := header.whole("padded_vocab_size"):
@@ -207,16 +204,16 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
     if flops is None and not counts_recompute and {"tflops_device", "tok_s_device"} <= table.keys():
         flops = middle_of(table["tflops_device"] * 1e12 / table["tok_s_device"])
     return RunFacts(
-        framework=logged.framework,
+        framework=logged.dialect.framework,
         config=header.config.decode("utf-8", "replace") if header.config else None,
         arguments=arguments,
         name=header.texts.get("model"),
         seq=header.whole("seq_length"),
         parameters=header.parameters,
         flops_per_token=flops,
-        convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
+        convention=dialect.convention,
         counts_recompute=counts_recompute,
-        mixes_fp8=dialect.name == "llm.q" and header.precision == "fp8",
+        mixes_fp8=dialect.mixes_fp8 and header.precision == "fp8",
         mfu=mfu if mfu and mfu > 0.0 else None,  # nanoGPT and llm.c print -100 % for what they do not know
         tflops=_late_median(table, "tflops_device"),
         peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
@@ -275,7 +272,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     if paces.has_clock:
         times = table["time"]
         first, last = scanned.times.get(clock_kind(float(times[0])), (nan, nan))
-        if logged.rows.dialect is MLPERF:  # other lines of it may be of another time zone
+        if logged.dialect.has_own_events:  # other lines may be in another time zone
             first, last = scanned.header.event_times or (nan, nan)
         of_first = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
         before = max(0.0, float(times[0]) - first - of_first) if isfinite(first) else 0.0
@@ -290,7 +287,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
             step_s[row] -= paused / paces.count[row]
     totals = table.get("total")
     return StepLog(
-        framework=logged.framework,
+        framework=logged.dialect.framework,
         step=table["step"].tolist(),
         count=paces.count.tolist(),
         wall_s=wall.tolist(),
@@ -389,14 +386,13 @@ def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
 
 def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
     """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
-    lines = f"{show_count(len(logged.table['step']))} step lines of {logged.framework}"
+    lines = f"{show_count(len(logged.table['step']))} step lines of {logged.dialect.framework}"
     text = f"{lines}, and no time in any of them: print how long a step takes, or log with timestamps"
     text = next((note.text for note in logged.notes if note.code == "time_unclear"), text)
-    if logged.rows.dialect is MLPERF:
-        text = "the events of this benchmark of MLPerf count epochs, not samples: a step's time is not known"
+    text = logged.dialect.untimed or text
     warning = Note("no_step_times", text, fatal=True)
     return Profile(
-        source=Source(format=LOG, files=(name,), producer=f"log of {logged.framework}"),
+        source=Source(format=LOG, files=(name,), producer=f"log of {logged.dialect.framework}"),
         work="training",
         recorded_steps=len(logged.table["step"]),
         tokens_per_step=logged.said_tokens,

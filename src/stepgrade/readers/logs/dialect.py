@@ -1,195 +1,118 @@
-"""What a dialect is: how the lines of one framework are recognised, and what each number in them means."""
+"""Dialects: how the step lines of one framework are recognised and read, as data."""
 
 from __future__ import annotations
 
 import re
-from calendar import timegm
-from datetime import date
-from functools import lru_cache
-from math import isnan
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
 
-# What a number can mean. Rates and times are those of the whole run unless the name says device.
-COLUMNS = (
-    "step",
-    "total",  # steps that the run is to have, or an epoch where the counter begins again with each
-    "step_s",  # of one step, or the mean of the steps since the last line
-    "interval_s",  # since the last line
-    "elapsed_s",  # since the run began, or its training without pauses
-    "time",  # of the clock, in seconds
-    "tok_s",
-    "tok_s_device",
-    "samples_s",
-    "samples_s_device",
-    "steps_s",
-    "tokens",  # consumed so far
-    "samples",
-    "step_tokens",
-    "step_samples",
-    "tflops_device",
-    "mfu",
-    "loss",
-    "memory_bytes",
-    "eval_s",
-    "seq",
-)
-Column = str
-NUMBER = r"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)\w{0,5}"
-GIB = float(2**30)
-MIB = float(2**20)
-_ESCAPES = re.compile(
-    rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?"
-)
-_THOUSANDS = re.compile(rb"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
-_LARGEST = 1e300
+from stepgrade.readers.logs.facts import LogContext
+from stepgrade.readers.logs.values import NUMBER, Column, number
+
+Row = dict[Column, float]
+# Reads a line at an offset of the log; None for a line that is not a step line.
+LineReader = Callable[[bytes, float], Row | None]
+# The layout of a line is learned from the first lines, and from one of so many after them.
+_FIRST_LINES, _EVERY = 16, 64
+# What may stand between two fields of a line.
+BETWEEN = r"[^\n]{0,400}?"
+# Dialects of this rank, such as progress bars, appear in logs of any framework.
+LAST_RANK = 3
 
 
 class Field(Struct, frozen=True):
-    """One number of a line: what stands before it, as a pattern, what it means, and its unit in ours."""
+    """One number of a line: the pattern before it, its column, and its unit in ours."""
 
     before: str
     means: Column
     scale: float = 1.0
     after: str = ""  # what must follow it
 
-    def compiled(self) -> re.Pattern[bytes]:
+    @property
+    def pattern(self) -> str:
         """Return the pattern with the number as its only group."""
-        return re.compile(f"{self.before}\\s*({NUMBER}){self.after}".encode())
+        return f"{self.before}\\s*({NUMBER}){self.after}"
+
+
+class Variant(Struct, frozen=True, kw_only=True):
+    """A framework that prints the same line as another one, recognised by its columns."""
+
+    framework: str
+    has: Column
+    lacks: Column | None = None
+    convention: str | None = None
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
     """How one framework prints its steps.
 
-    `anchor` is in every line that tells a step: nothing else of a line is looked at where it is missing.
+    `anchor` is in every step line: a line without it is never looked at.
     `mean` says what a printed time or rate is the mean of: the step itself, the steps since the last line
-    ("interval"), or all steps so far ("running", which is never taken for a step's own).
+    ("interval"), or all steps so far ("running", which is never used as a step time).
     """
 
     name: str
     framework: str
     anchor: bytes
-    fields: tuple[Field, ...]
+    fields: tuple[Field, ...] = ()
+    reader: Callable[[LogContext], LineReader] | None = None  # for lines that are not read by `fields`
     needs: tuple[Column, ...] = ("step",)
     mean: Literal["step", "interval", "running"] = "step"
     block: bool = False  # the numbers are in the indented lines that follow
     micro: bool = False  # a line is a micro-batch: several of them make a step
-    restarts_at_epochs: bool = False  # the step counter begins again with each epoch
-    counts_lines: bool = False  # there is no step number: the lines are counted
+    restarts_at_epochs: bool = False  # the step counter restarts with each epoch
+    counts_lines: bool = False  # there is no step number: lines are counted
+    is_generic: bool = False  # words that any script may print: read only where no other dialect is found
+    has_own_events: bool = False  # evaluations and checkpoints are events of its own
     convention: str | None = None  # how the framework counts FLOPs, by its name in `hardware`
+    variants: tuple[Variant, ...] = ()
     printed_is: Literal["mfu", "hfu"] = "mfu"  # what its utilisation is
-    peak_tflops: float | None = None  # which its utilisation is taken against, whatever the device
-    pattern: str | None = None  # of one's own, with a named group for each number, instead of fields
-    rank: int = 0  # of two dialects that read the same lines, the lower is taken
+    recompute_argument: str | None = None  # if this argument is True, printed TFLOP/s include recomputation
+    mixes_fp8: bool = False  # with fp8, its utilisation is against a mix of fp8 and bf16 peaks
+    peak_tflops: float | None = None  # the peak that its utilisation assumes, whatever the device
+    untimed: str | None = None  # why there may be no step times
+    rank: int = 0  # if two dialects read the same lines, the lower rank wins
+
+    def open(self, context: LogContext) -> LineReader:
+        """Return the reader of this dialect's lines in one log."""
+        return self.reader(context) if self.reader is not None else FieldReader(self).read
 
 
-def plain(line: bytes) -> bytes:
-    """Return the line without the codes that colour it or move the cursor."""
-    return _ESCAPES.sub(b"", line) if b"\x1b" in line else line
+class FieldReader:
+    """Reads the fields of a line: with one pattern if the layout is the last line's, else one by one."""
 
+    def __init__(self, dialect: Dialect) -> None:
+        self._fields = [(field, re.compile(field.pattern.encode())) for field in dialect.fields]
+        self._needs = dialect.needs
+        self._lines = 0
+        self._order: list[Field] = []
+        self._whole: re.Pattern[bytes] | None = None
 
-def number(text: bytes) -> float:
-    """Return the number that a text shows, with thousands separated or a decimal comma; nan for none."""
-    if b"," in text:
-        text = text.replace(b",", b"") if _THOUSANDS.fullmatch(text) else text.replace(b",", b".", 1)
-    try:
-        value = float(text)
-    except ValueError:
-        lowered = text.lower().lstrip(b"+-")
-        return float("inf") if lowered.startswith(b"inf") else float("nan")
-    return value if abs(value) < _LARGEST or isnan(value) else float("inf")
-
-
-def figure_of(value: object) -> float | None:
-    """Return a number of a JSON text as one that can be reckoned with; None for all else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
-        return None
-    return float(value)
-
-
-# A clock at the beginning of a line, or anywhere in its first part.
-_CLOCK = re.compile(
-    rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
-    rb"|\b[IWEF](?P<glog>\d{4}) )(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d\b)?"
-)
-_BARE_CLOCK = re.compile(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
-CLOCK_BYTES = 160
-_DAY_S = 86_400
-_YEAR_2001_S = 978_307_200
-
-
-def clock_of(line: bytes) -> float:
-    """Return when a line was written, in seconds, by the clock in its first part; nan without one."""
-    match = _CLOCK.search(line, 0, CLOCK_BYTES)
-    if match is None:
-        match = _BARE_CLOCK.search(line, 0, CLOCK_BYTES)
-        if match is None:
-            return float("nan")
-        return _second_of_day(match["clock"]) + _part(match["part"])
-    try:
-        day = _day(match["year"], match["month"], match["day"], match["us"], match["glog"])
-    except ValueError:
-        return float("nan")
-    seconds = day * float(_DAY_S) + _second_of_day(match["clock"]) + _part(match["part"])
-    zone = match["zone"]
-    if zone is None or zone == b"Z":
-        return seconds
-    away = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
-    return seconds - (away if zone[:1] == b"+" else -away)
-
-
-def clock_kind(stamp: float) -> int:
-    """Return which clock a time is of: 0 without a date, 1 without a year, 2 with both."""
-    return 0 if stamp < _DAY_S else 1 if stamp < _YEAR_2001_S else 2
-
-
-def _part(part: bytes | None) -> float:
-    return float(b"0." + part[1:]) if part else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _second_of_day(clock: bytes) -> int:
-    return int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:8])
-
-
-@lru_cache(maxsize=64)
-def _day(
-    year: bytes | None, month: bytes | None, day: bytes | None, us: bytes | None, glog: bytes | None
-) -> int:
-    """Return the number of the day; logs of glog and of Detectron2 do not say the year."""
-    if us is not None and us.count(b"/") == 1:
-        found = date(2000, int(us[:2]), int(us[3:]))
-    elif us is not None:
-        first, second, of_year = us.split(b"/")
-        full = int(of_year) + (2000 if len(of_year) == 2 else 0)
-        # 26/05/19 is a year first, as Spark writes it; else months come first.
-        found = (
-            date(2000 + int(first), int(second), int(of_year))
-            if int(first) > 12 and len(of_year) == 2
-            else date(full, int(first), int(second))
-        )
-    elif glog is not None:
-        found = date(2000, int(glog[:2]), int(glog[2:]))
-    else:
-        found = date(int(year or 0), int(month or 0), int(day or 0))
-    return timegm(found.timetuple()) // _DAY_S
-
-
-_PIECES = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)\s*(d|h|m|s)(?![a-z])")
-_SECONDS = {b"d": 86_400.0, b"h": 3600.0, b"m": 60.0, b"s": 1.0}
-
-
-def duration(text: bytes) -> float:
-    """Return the seconds of 1:25:51, 02:03, 12m 6s or 1 day, 2:03:04; nan for anything else."""
-    days, _, rest = text.rpartition(b", ")
-    try:
-        parts = [float(part) for part in rest.split(b":")]
-    except ValueError:
-        pieces = _PIECES.findall(text)
-        return sum(float(count) * _SECONDS[unit] for count, unit in pieces) if pieces else float("nan")
-    seconds = 0.0
-    for part in parts:
-        seconds = seconds * 60.0 + part
-    lead = re.match(rb"(\d{1,6}) day", days)
-    return seconds + (float(lead[1]) * _DAY_S if lead else 0.0)
+    def read(self, line: bytes, _: float) -> Row:
+        """Return the numbers of a line by column, in our units."""
+        self._lines += 1
+        is_looked_at = self._lines <= _FIRST_LINES or self._lines % _EVERY == 0
+        if self._whole is not None and not is_looked_at and (match := self._whole.match(line)):
+            return {
+                field.means: number(text) * field.scale
+                for field, text in zip(self._order, match.groups(), strict=True)
+            }
+        row: Row = {}
+        found: list[tuple[int, int, Field]] = []
+        for field, pattern in self._fields:
+            if field.means not in row and (match := pattern.search(line)):
+                row[field.means] = number(match[1]) * field.scale
+                found.append((*match.span(), field))
+        found.sort(key=lambda span: span[0])
+        apart = all(end <= start for (_, end, _), (start, _, _) in pairwise(found))
+        # A line with fewer fields is not a layout for those with more; overlapping fields have none.
+        if apart and len(found) > len(self._order) and all(need in row for need in self._needs):
+            self._order = [field for _, _, field in found]
+            # Atomic groups: each field is taken where it first occurs, and later occurrences, of which a
+            # hostile line has many, are never tried.
+            parts = (f"(?>{BETWEEN}{field.pattern})" for field in self._order)
+            self._whole = re.compile("".join(parts).encode())
+        return row

@@ -8,15 +8,17 @@ from math import isfinite, prod
 import msgspec
 from msgspec import Struct
 
-from stepgrade.readers.logs.dialect import number, plain
+from stepgrade.model.step_log import PauseKind
+from stepgrade.readers.logs.values import number, plain
 
 _N = rb"([-+]?\d[\d,_]{0,24}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)"
 _MOST_TEXT = 120
 _MOST_CONFIG = 1 << 16
+MOST_EVENTS = 20_000
 
 
-class Said(Struct, frozen=True):
-    """Something that a log tells once: a word of the line, its pattern, what it is called, its unit."""
+class Fact(Struct, frozen=True):
+    """Something that a log prints once: a word of the line, its pattern, its name, its unit."""
 
     literal: bytes
     pattern: bytes
@@ -26,92 +28,92 @@ class Said(Struct, frozen=True):
 
 _BILLION = 1e9
 # The first that a log holds counts, but of those in _MOST_OF.
-NUMBERS: tuple[Said, ...] = (
-    Said(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30),
-    Said(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
-    Said(b"world size", rb"world size: ?" + _N, "world"),
-    Said(b"World size", rb"World size: ?" + _N, "world"),
-    Said(b"Num_devices", rb"Num_devices: ?" + _N, "world"),
-    Said(b"Num GPUs", rb"Num GPUs(?: used)? = ?" + _N, "world"),
-    Said(b"number of devices", rb"number of devices: ?" + _N, "world"),
-    Said(b"--gpus=", rb"--gpus=" + _N, "world"),
-    Said(b"nproc_per_node", rb"nproc[_-]per[_-]node[= ]" + _N, "local_world"),
-    Said(b"nnodes", rb"nnodes[= ]" + _N, "nodes"),
-    Said(b"num_processes", rb"num_processes[= ]" + _N, "world"),
-    Said(b"total parameters", rb"size: ?" + _N + rb" total parameters", "parameters"),
-    Said(b"number parameters", rb"number parameters: " + _N + rb" billion", "parameters", _BILLION),
-    Said(b"number of parameters: ", rb"number of parameters: " + _N + rb"M\b", "parameters", 1e6),
-    Said(b"number of parameters: ", rb"number of parameters: " + _N + rb"\s", "parameters"),
-    Said(
+NUMBERS: tuple[Fact, ...] = (
+    Fact(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30),
+    Fact(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
+    Fact(b"world size", rb"world size: ?" + _N, "world"),
+    Fact(b"World size", rb"World size: ?" + _N, "world"),
+    Fact(b"Num_devices", rb"Num_devices: ?" + _N, "world"),
+    Fact(b"Num GPUs", rb"Num GPUs(?: used)? = ?" + _N, "world"),
+    Fact(b"number of devices", rb"number of devices: ?" + _N, "world"),
+    Fact(b"--gpus=", rb"--gpus=" + _N, "world"),
+    Fact(b"nproc_per_node", rb"nproc[_-]per[_-]node[= ]" + _N, "local_world"),
+    Fact(b"nnodes", rb"nnodes[= ]" + _N, "nodes"),
+    Fact(b"num_processes", rb"num_processes[= ]" + _N, "world"),
+    Fact(b"total parameters", rb"size: ?" + _N + rb" total parameters", "parameters"),
+    Fact(b"number parameters", rb"number parameters: " + _N + rb" billion", "parameters", _BILLION),
+    Fact(b"number of parameters: ", rb"number of parameters: " + _N + rb"M\b", "parameters", 1e6),
+    Fact(b"number of parameters: ", rb"number of parameters: " + _N + rb"\s", "parameters"),
+    Fact(
         b"on model parallel rank",
         rb"parameters on model parallel rank 0:? +" + _N + rb"\s*$",
         "shard_parameters",
     ),
-    Said(
+    Fact(
         b"on model parallel rank",
         rb"model parallel rank 0:? +" + _N + rb" Billion",
         "shard_parameters",
         _BILLION,
     ),
-    Said(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): " + _N, "shard_parameters"),
-    Said(b"num_parameters", rb"num_parameters[ :=|]+" + _N, "parameters"),
-    Said(b"dummy tokens", rb"dummy tokens \(new size: " + _N, "padded_vocab_size"),
-    Said(b"FLOPs per token", rb"Estimated FLOPs per token: " + _N, "flops_per_token"),
-    Said(b"Total TFLOPs", rb"Total TFLOPs: " + _N, "device_step_flops", 1e12),
-    Said(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: " + _N, "peak_flops"),
-    Said(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): " + _N, "peak_flops"),
-    Said(b"local batch size", rb"local batch size:? " + _N, "micro_batch_size"),
-    Said(b"global batch size", rb"global batch size " + _N, "global_batch_size"),
-    Said(b"accumulation steps", rb"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?" + _N, "accumulation"),
-    Said(b"sequence length", rb"sequence length:? (?:T +\| )?" + _N, "seq_length"),
-    Said(b"--training.seq_len", rb"--training\.seq_len[= ]" + _N, "seq_length"),
-    Said(b"--seq-len", rb"--seq-len[= ]" + _N, "seq_length"),
-    Said(b"--batch-size", rb"--batch-size[= ]" + _N, "micro_batch_size"),
-    Said(b"--grad-accumulation", rb"--grad-accumulation[= ]" + _N, "accumulation"),
-    Said(b"max_target_length", rb"max_target_length: " + _N, "seq_length"),
-    Said(b"per_device_batch_size", rb"per_device_batch_size: " + _N, "micro_batch_size"),
-    Said(b"tokens per iteration", rb"tokens per iteration will be: " + _N, "step_tokens"),
-    Said(b"otal batch size", rb"Total batch size " + _N + rb" => gradient accumulation", "step_tokens"),
-    Said(b"desired batch size", rb"total desired batch size: " + _N, "step_tokens"),
-    Said(b"effective batch", rb"effective batch: " + _N + rb" tokens/step", "step_tokens"),
-    Said(b"total batch size", rb"\| total batch size +\| " + _N, "step_tokens"),
-    Said(b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= " + _N, "rank_tokens"),
-    Said(b"Tokens / micro-batch:", rb"Tokens / micro-batch: " + _N, "micro_tokens"),
-    Said(b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?" + _N, "global_batch_size"),
-    Said(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?" + _N, "global_batch_size"),
-    Said(b"batch size per device", rb"[Bb]atch size per device = ?" + _N, "micro_batch_size"),
-    Said(b"Total optimization steps", rb"Total optimization steps = ?" + _N, "total_steps"),
-    Said(b"Total steps", rb"Total steps = ?" + _N, "total_steps"),
-    Said(b"trainable parameters", rb"[Tt]rainable parameters ?[=:] ?" + _N, "trained_parameters"),
-    Said(b"seconds used for training", _N + rb" seconds used for training", "train_seconds"),
-    Said(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
-    Said(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
-    Said(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
+    Fact(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): " + _N, "shard_parameters"),
+    Fact(b"num_parameters", rb"num_parameters[ :=|]+" + _N, "parameters"),
+    Fact(b"dummy tokens", rb"dummy tokens \(new size: " + _N, "padded_vocab_size"),
+    Fact(b"FLOPs per token", rb"Estimated FLOPs per token: " + _N, "flops_per_token"),
+    Fact(b"Total TFLOPs", rb"Total TFLOPs: " + _N, "device_step_flops", 1e12),
+    Fact(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: " + _N, "peak_flops"),
+    Fact(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): " + _N, "peak_flops"),
+    Fact(b"local batch size", rb"local batch size:? " + _N, "micro_batch_size"),
+    Fact(b"global batch size", rb"global batch size " + _N, "global_batch_size"),
+    Fact(b"accumulation steps", rb"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?" + _N, "accumulation"),
+    Fact(b"sequence length", rb"sequence length:? (?:T +\| )?" + _N, "seq_length"),
+    Fact(b"--training.seq_len", rb"--training\.seq_len[= ]" + _N, "seq_length"),
+    Fact(b"--seq-len", rb"--seq-len[= ]" + _N, "seq_length"),
+    Fact(b"--batch-size", rb"--batch-size[= ]" + _N, "micro_batch_size"),
+    Fact(b"--grad-accumulation", rb"--grad-accumulation[= ]" + _N, "accumulation"),
+    Fact(b"max_target_length", rb"max_target_length: " + _N, "seq_length"),
+    Fact(b"per_device_batch_size", rb"per_device_batch_size: " + _N, "micro_batch_size"),
+    Fact(b"tokens per iteration", rb"tokens per iteration will be: " + _N, "step_tokens"),
+    Fact(b"otal batch size", rb"Total batch size " + _N + rb" => gradient accumulation", "step_tokens"),
+    Fact(b"desired batch size", rb"total desired batch size: " + _N, "step_tokens"),
+    Fact(b"effective batch", rb"effective batch: " + _N + rb" tokens/step", "step_tokens"),
+    Fact(b"total batch size", rb"\| total batch size +\| " + _N, "step_tokens"),
+    Fact(b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= " + _N, "rank_tokens"),
+    Fact(b"Tokens / micro-batch:", rb"Tokens / micro-batch: " + _N, "micro_tokens"),
+    Fact(b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?" + _N, "global_batch_size"),
+    Fact(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?" + _N, "global_batch_size"),
+    Fact(b"batch size per device", rb"[Bb]atch size per device = ?" + _N, "micro_batch_size"),
+    Fact(b"Total optimization steps", rb"Total optimization steps = ?" + _N, "total_steps"),
+    Fact(b"Total steps", rb"Total steps = ?" + _N, "total_steps"),
+    Fact(b"trainable parameters", rb"[Tt]rainable parameters ?[=:] ?" + _N, "trained_parameters"),
+    Fact(b"seconds used for training", _N + rb" seconds used for training", "train_seconds"),
+    Fact(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
+    Fact(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
+    Fact(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
     # Megatron-LM writes a line for each rank, in binary megabytes, DeepSpeed one whenever it is asked.
-    Said(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
-    Said(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
-    Said(b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9),  # litgpt's are decimal
+    Fact(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
+    Fact(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
+    Fact(b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9),  # litgpt's are decimal
 )
 # What several lines tell, of ranks or of moments: the most counts.
 _MOST_OF = ("world", "peak_bytes")
 _NAME = rb"([A-Za-z0-9][\w .()/+-]{1,60}?)"
-TEXTS: tuple[Said, ...] = (
-    Said(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
-    Said(b"Num GPUs", rb"(?:\bGPU: |/\|\s+)" + _NAME + rb"\. Num GPUs", "device"),
-    Said(b"GPU: ", rb"\bGPU: " + _NAME + rb"(?:\. |\.?$| \||, | \(\d)", "device"),
-    Said(b"Device 0: ", rb"Device 0: " + _NAME + rb"$", "device"),
-    Said(b"flops undefined for", rb"flops undefined for: " + _NAME + rb"(?:,|$)", "device"),
-    Said(b"computeCapability", rb"name: " + _NAME + rb" computeCapability", "device"),
-    Said(b"| device  ", rb"\| device +\| " + _NAME + rb" +\|", "device"),
-    Said(b"TFRT TPU", rb"TFRT (TPU v\w{1,8})", "device"),
-    Said(b"Model ", rb"Model (\w{1,20} [\w.-]{1,20}) size: [\d,]{1,24} total", "model"),
-    Said(b"Running Model", rb"Running Model: ([\w.-]{1,40})", "model"),
-    Said(b"--model", rb"--model(?:_name_or_path)?[= ]['\"]?([\w./-]{2,80})", "model"),
-    Said(b"--matmul-dtype", rb"--matmul-dtype[= ](\w{2,10})", "precision"),
-    Said(b"for parameters", rb"using torch\.(\w{4,10}) for parameters", "precision"),
-    Said(b"--training.dtype", rb"--training\.(?:mixed_precision_)?dtype[= ](\w{4,10})", "precision"),
-    Said(b"COMPUTE_DTYPE", rb"COMPUTE_DTYPE: (?:torch\.)?(\w{4,10})", "precision"),
-    Said(b"PyTorch", rb"(?:Running )?PyTorch(?: version)?:? (\d[\w.+]{2,30})", "torch"),
+TEXTS: tuple[Fact, ...] = (
+    Fact(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
+    Fact(b"Num GPUs", rb"(?:\bGPU: |/\|\s+)" + _NAME + rb"\. Num GPUs", "device"),
+    Fact(b"GPU: ", rb"\bGPU: " + _NAME + rb"(?:\. |\.?$| \||, | \(\d)", "device"),
+    Fact(b"Device 0: ", rb"Device 0: " + _NAME + rb"$", "device"),
+    Fact(b"flops undefined for", rb"flops undefined for: " + _NAME + rb"(?:,|$)", "device"),
+    Fact(b"computeCapability", rb"name: " + _NAME + rb" computeCapability", "device"),
+    Fact(b"| device  ", rb"\| device +\| " + _NAME + rb" +\|", "device"),
+    Fact(b"TFRT TPU", rb"TFRT (TPU v\w{1,8})", "device"),
+    Fact(b"Model ", rb"Model (\w{1,20} [\w.-]{1,20}) size: [\d,]{1,24} total", "model"),
+    Fact(b"Running Model", rb"Running Model: ([\w.-]{1,40})", "model"),
+    Fact(b"--model", rb"--model(?:_name_or_path)?[= ]['\"]?([\w./-]{2,80})", "model"),
+    Fact(b"--matmul-dtype", rb"--matmul-dtype[= ](\w{2,10})", "precision"),
+    Fact(b"for parameters", rb"using torch\.(\w{4,10}) for parameters", "precision"),
+    Fact(b"--training.dtype", rb"--training\.(?:mixed_precision_)?dtype[= ](\w{4,10})", "precision"),
+    Fact(b"COMPUTE_DTYPE", rb"COMPUTE_DTYPE: (?:torch\.)?(\w{4,10})", "precision"),
+    Fact(b"PyTorch", rb"(?:Running )?PyTorch(?: version)?:? (\d[\w.+]{2,30})", "torch"),
 )
 # Arguments that Megatron, GPT-NeoX and DeepSpeed dump, one to a line; nothing else of a dump is kept.
 _ARGUMENT = re.compile(
@@ -299,3 +301,33 @@ def _object_at(text: bytes, start: int) -> bytes | None:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     return found
+
+
+class LogEvent(Struct, frozen=True):
+    """Something between two step lines: `at` is the offset of the later line."""
+
+    kind: PauseKind
+    at: float
+    seconds: float | None = None
+
+
+class RunTotals(Struct, frozen=True):
+    """The whole run's time and mean rates, which a trainer prints at its end."""
+
+    runtime_s: float
+    samples_s: float | None
+    steps_s: float | None
+
+
+class LogContext:
+    """What a log says besides its step lines: its header, events between steps, totals at the end."""
+
+    def __init__(self) -> None:
+        self.header = LogHeader()
+        self.events: list[LogEvent] = []
+        self.totals: RunTotals | None = None
+
+    def add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
+        """Keep an event, unless there are too many."""
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(LogEvent(kind, at, seconds))

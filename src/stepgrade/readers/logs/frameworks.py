@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from stepgrade.readers.logs.dialect import GIB, MIB, Dialect, Field
+from stepgrade.readers.logs.dialect import LAST_RANK, Dialect, Field, Variant
+from stepgrade.readers.logs.lines import json_object, keras_bar, mlperf_event, printed_dict, progress_bar
+from stepgrade.readers.logs.plain_lines import plain_line
+from stepgrade.readers.logs.values import GIB, MIB
 from stepgrade.readers.logs.vision import VISION
 
 _MS = 1e-3
 _PERCENT = 0.01
 
-TORCHTITAN = Dialect(
+_TORCHTITAN = Dialect(
     name="torchtitan",
     framework="torchtitan",
     anchor=b"tps: ",
@@ -27,11 +30,11 @@ _TITAN_OLD = Dialect(
     name="torchtitan-2024",
     framework="torchtitan",
     anchor=b"wps: ",
-    fields=(*TORCHTITAN.fields[:3], Field("wps:", "tok_s_device"), Field("mfu:", "mfu", _PERCENT, "%")),
+    fields=(*_TORCHTITAN.fields[:3], Field("wps:", "tok_s_device"), Field("mfu:", "mfu", _PERCENT, "%")),
     mean="interval",
     convention="torchtitan",
 )
-MEGATRON = Dialect(
+_MEGATRON = Dialect(
     name="megatron",
     framework="Megatron-LM",
     anchor=b"elapsed time per iteration (ms):",
@@ -60,8 +63,13 @@ MEGATRON = Dialect(
     needs=("step", "step_s"),
     mean="interval",
     convention="causal-exact",
+    variants=(
+        Variant(framework="GPT-NeoX", has="samples_s", lacks="samples"),  # its FLOPs leave the head out
+        Variant(framework="Megatron-DeepSpeed", has="tokens", convention="causal-exact"),
+    ),
+    recompute_argument="checkpoint_activations",
 )
-NEMO = Dialect(
+_NEMO = Dialect(
     name="nemo",
     framework="NeMo",
     anchor=b"train_step_timing in s",
@@ -129,7 +137,7 @@ _DEEPSPEED = Dialect(
         Field("MaxMemAllocated=", "memory_bytes", GIB, "GB"),
     ),
 )
-NANOCHAT = Dialect(
+_NANOCHAT = Dialect(
     name="nanochat",
     framework="nanochat",
     anchor=b"| dt: ",
@@ -236,7 +244,7 @@ _LLM_C_MAIN = Dialect(
 _LLM_C_EVAL = Dialect(
     name="llm.c-eval", framework="llm.c", anchor=b" tel:", fields=(Field("^s:", "step"),), rank=3
 )
-LLM_Q = Dialect(
+_LLM_Q = Dialect(
     name="llm.q",
     framework="llm.q",
     anchor=b"[T] step",
@@ -250,6 +258,7 @@ LLM_Q = Dialect(
     ),
     needs=("step", "step_s"),
     convention="llmq",
+    mixes_fp8=True,
 )
 _LITGPT = Dialect(
     name="litgpt",
@@ -276,7 +285,7 @@ _TORCHTUNE = Dialect(
         Field("peak_memory_active:", "memory_bytes", GIB),
     ),
 )
-MAXTEXT = Dialect(
+_MAXTEXT = Dialect(
     name="maxtext",
     framework="MaxText",
     anchor=b"completed step: ",
@@ -380,66 +389,71 @@ _TIME_HISTORY = Dialect(
     ),
     mean="interval",
 )
-TQDM_SECONDS = Dialect(
-    name="tqdm",
-    framework="progress bar",
-    anchor=b"s/it",
-    fields=(),
-    mean="running",
-    restarts_at_epochs=True,
-    rank=3,
-)
-TQDM_RATE = Dialect(
-    name="tqdm-rate",
-    framework="progress bar",
-    anchor=b"it/s",
-    fields=(),
-    mean="running",
-    restarts_at_epochs=True,
-    rank=3,
+_TQDM = tuple(
+    Dialect(
+        name=name,
+        framework="progress bar",
+        anchor=anchor,
+        reader=progress_bar,
+        mean="running",
+        restarts_at_epochs=True,
+        rank=LAST_RANK,
+    )
+    for name, anchor in (("tqdm", b"s/it"), ("tqdm-rate", b"it/s"))
 )
 # Keras draws a bar too; the last state of an epoch has the mean of its steps.
-KERAS_BAR = Dialect(
+_KERAS_BAR = Dialect(
     name="keras",
     framework="Keras",
     anchor=b"/step",
-    fields=(),
+    reader=keras_bar,
     needs=("step", "elapsed_s"),
     mean="running",
     restarts_at_epochs=True,
     rank=1,
 )
-# What a script prints in words of its own: looked at only where no other dialect is found.
-PLAIN = tuple(
+_PLAIN = tuple(
     Dialect(
         name=f"plain-{word}",
         framework="a plain training loop",
         anchor=anchor,
-        fields=(),
+        reader=plain_line,
+        is_generic=True,
         restarts_at_epochs=True,
         rank=2,
     )
     for word, anchor in (("step", b"tep"), ("iteration", b"ter"), ("batch", b"atch"), ("epoch", b"poch"))
 )
-# Objects of JSON, one to a line, and the dicts that Python prints; their fields are known by name.
-JSON_LINES = Dialect(name="json", framework="JSON lines", anchor=b'{"', fields=(), rank=1)
-PRINTED_DICTS = Dialect(
-    name="huggingface", framework="Hugging Face Trainer", anchor=b"{'", fields=(), needs=("loss",), rank=1
+_JSON_LINES = Dialect(name="json", framework="JSON lines", anchor=b'{"', reader=json_object, rank=1)
+_PRINTED_DICTS = Dialect(
+    name="huggingface",
+    framework="Hugging Face Trainer",
+    anchor=b"{'",
+    reader=printed_dict,
+    needs=("loss",),
+    rank=1,
 )
-MLPERF = Dialect(
-    name="mlperf", framework="MLPerf", anchor=b":::", fields=(), needs=("step", "time"), mean="interval"
+_MLPERF = Dialect(
+    name="mlperf",
+    framework="MLPerf",
+    anchor=b":::",
+    reader=mlperf_event,
+    needs=("step", "time"),
+    mean="interval",
+    has_own_events=True,
+    untimed="the events of this MLPerf benchmark count epochs, not samples: the step time is unknown",
 )
 
 DIALECTS: tuple[Dialect, ...] = (
-    TORCHTITAN,
+    _TORCHTITAN,
     _TITAN_OLD,
-    MEGATRON,
-    NEMO,
+    _MEGATRON,
+    _NEMO,
     _AUTOMODEL,
     _BRIDGE,
     _NEOX_STEPS,
     _DEEPSPEED,
-    NANOCHAT,
+    _NANOCHAT,
     _NANOGPT,
     _NANOGPT_OLD,
     _LLAMA2_C,
@@ -448,10 +462,10 @@ DIALECTS: tuple[Dialect, ...] = (
     _LLM_C_OLD,
     _LLM_C_MAIN,
     _LLM_C_EVAL,
-    LLM_Q,
+    _LLM_Q,
     _LITGPT,
     _TORCHTUNE,
-    MAXTEXT,
+    _MAXTEXT,
     _OLMO,
     _COMPOSER,
     _GNMT,
@@ -459,11 +473,10 @@ DIALECTS: tuple[Dialect, ...] = (
     _ENTRENAR,
     _TIME_HISTORY,
     *VISION,
-    KERAS_BAR,
-    MLPERF,
-    PRINTED_DICTS,
-    JSON_LINES,
-    TQDM_SECONDS,
-    TQDM_RATE,
-    *PLAIN,
+    _KERAS_BAR,
+    _MLPERF,
+    _PRINTED_DICTS,
+    _JSON_LINES,
+    *_TQDM,
+    *_PLAIN,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from math import prod
 
-from stepgrade.readers.logs.dialect import Column, figure_of
 from stepgrade.readers.logs.facts import LogHeader, clean
+from stepgrade.readers.logs.values import Column, figure_of
 
 # A platform is so many nodes; boards of NVIDIA's have eight devices, and servers say how many.
 _NODES = re.compile(r"^\d{1,5}x(?=[A-Za-z])")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from stepgrade.readers.logs.dialect import GIB, MIB, Column, clock_of, duration, figure_of, number
+from stepgrade.readers.logs.values import GIB, MIB, Column, clock_of, duration, figure_of, number
 
 _PREFIX = re.compile(
     r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I

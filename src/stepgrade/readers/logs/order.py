@@ -7,8 +7,8 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.readers.logs.dialect import Column
 from stepgrade.readers.logs.scan import Rows
+from stepgrade.readers.logs.values import Column
 
 Floats = NDArray[np.float64]
 Table = dict[Column, Floats]

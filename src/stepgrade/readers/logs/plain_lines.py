@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-from stepgrade.readers.logs.dialect import GIB, MIB, Column, number
+from stepgrade.readers.logs.dialect import LineReader, Row
+from stepgrade.readers.logs.facts import LogContext
+from stepgrade.readers.logs.values import GIB, MIB, number
 
 # Fewer lines may be of anything, such as a recipe with three steps.
 LEAST_LINES = 3
@@ -78,12 +80,17 @@ _TIMES = {b"k": 1e3, b"m": 1e6}
 LONGEST_BARE_S = 60.0
 
 
-def read_plain_line(line: bytes) -> dict[Column, float] | None:
-    """Return what a line says under plain names, in our units; None for one that is no training step's."""
+def plain_line(_: LogContext) -> LineReader:
+    """Return a reader of step lines in the words of one script."""
+    return lambda line, _: read_plain_line(line)
+
+
+def read_plain_line(line: bytes) -> Row | None:
+    """Return the numbers of a line by column, in our units; None unless it is a training step's."""
     step = _STEP.search(line) or _STEP_OF_TOTAL.search(line)
     if step is None or _OTHER.search(line):
         return None
-    row: dict[Column, float] = {"step": float(step["step"])}
+    row: Row = {"step": float(step["step"])}
     if step["total"]:
         row["total"] = float(step["total"])
     if (epoch := _EPOCH.search(line)) is not None:
@@ -99,7 +106,7 @@ def read_plain_line(line: bytes) -> dict[Column, float] | None:
     return row if row.keys() - {"step", "total", "epoch", "mfu", "memory_bytes"} else None
 
 
-def _take_rates(line: bytes, row: dict[Column, float]) -> bytes:
+def _take_rates(line: bytes, row: Row) -> bytes:
     """Add the rates of the line to the row, and return the line without them."""
 
     def take(found: re.Match[bytes]) -> bytes:
@@ -118,7 +125,7 @@ def _take_rates(line: bytes, row: dict[Column, float]) -> bytes:
     return line
 
 
-def _take_times(line: bytes, row: dict[Column, float]) -> None:
+def _take_times(line: bytes, row: Row) -> None:
     """Add the first time of each kind to the row: a step's, the time so far, one that may be either.
 
     The last is called `line_s`, or `bare_s` where it has no unit.

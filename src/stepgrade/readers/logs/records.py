@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isfinite
 
-from stepgrade.readers.logs.dialect import Column, Dialect
-from stepgrade.readers.logs.facts import ARGUMENTS, LogHeader
+from stepgrade.readers.logs.dialect import Dialect, Row
+from stepgrade.readers.logs.facts import ARGUMENTS, LogContext, RunTotals
 from stepgrade.readers.logs.names import row_of, totals_of
-from stepgrade.readers.logs.scan import MOST_EVENTS, LogEvent, Rows, RunTotals, ScannedLog
+from stepgrade.readers.logs.scan import Rows, ScannedLog
 
 # What trainers call their settings, and what a log's header calls them.
 _SETTINGS = {
@@ -45,12 +45,11 @@ class RecordLog:
     """Collects records and settings; records of one step that follow each other are one."""
 
     def __init__(self, name: str, framework: str) -> None:
-        dialect = Dialect(name=name, framework=framework, anchor=b"", fields=(), mean="interval")
-        self.header = LogHeader()
+        dialect = Dialect(name=name, framework=framework, anchor=b"", mean="interval")
+        self._context = LogContext()
+        self.header = self._context.header
         self._rows = Rows(dialect)
-        self._pending: dict[Column, float] = {}
-        self._events: list[LogEvent] = []
-        self._totals: RunTotals | None = None
+        self._pending: Row = {}
         self._count = 0
         self._evaluated_at = -1
 
@@ -58,7 +57,7 @@ class RecordLog:
         """Add one record, whose fields are known by name."""
         totals = totals_of(record)
         if totals is not None and "loss" not in record:
-            self._totals = RunTotals(*totals)
+            self._context.totals = RunTotals(*totals)
             return
         row = row_of(record.items())
         is_evaluation = any(name.lower().startswith(_EVALUATION) for name in record)
@@ -67,7 +66,7 @@ class RecordLog:
             self._add_evaluation(None)
         self.add_row(row)
 
-    def add_row(self, row: dict[Column, float]) -> None:
+    def add_row(self, row: Row) -> None:
         """Add what a record says, in our units."""
         if (evaluated := row.pop("eval_s", None)) is not None:
             self._add_evaluation(evaluated)
@@ -82,8 +81,7 @@ class RecordLog:
             self._pending.setdefault(column, value)
 
     def _add_evaluation(self, seconds: float | None) -> None:
-        if len(self._events) < MOST_EVENTS:
-            self._events.append(LogEvent("evaluation", float(self._count) + 1.5, seconds))
+        self._context.add_event("evaluation", float(self._count) + 1.5, seconds)
 
     def set(self, name: str, value: object) -> None:
         """Keep a setting of the run, if it is one of those that matter; nothing else of a config is kept."""
@@ -111,8 +109,8 @@ class RecordLog:
         return ScannedLog(
             rows=[self._rows] if self._rows.count else [],
             header=self.header,
-            events=self._events,
-            totals=self._totals,
+            events=self._context.events,
+            totals=self._context.totals,
             times={},
             size_bytes=size_bytes,
         )

@@ -9,39 +9,18 @@ from __future__ import annotations
 
 import re
 from array import array
-from itertools import pairwise
 from math import inf, isfinite, nan
 
-import msgspec
 from msgspec import Struct
 
 from stepgrade.model.memory import OutOfMemory
 from stepgrade.model.step_log import PauseKind
-from stepgrade.readers.logs.dialect import (
-    Column,
-    Dialect,
-    Field,
-    clock_kind,
-    clock_of,
-    duration,
-    number,
-    plain,
-)
-from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.dialect import LAST_RANK, Dialect, LineReader, Row
+from stepgrade.readers.logs.facts import LogContext, LogEvent, LogHeader, RunTotals
 from stepgrade.readers.logs.failures import last_failure
-from stepgrade.readers.logs.frameworks import (
-    DIALECTS,
-    KERAS_BAR,
-    MLPERF,
-    PLAIN,
-    PRINTED_DICTS,
-    TQDM_RATE,
-    TQDM_SECONDS,
-)
-from stepgrade.readers.logs.mlperf import MlperfEvents
-from stepgrade.readers.logs.names import row_of, totals_of, with_nan_quoted
-from stepgrade.readers.logs.own import OwnPattern, unit_of
-from stepgrade.readers.logs.plain_lines import LEAST_LINES, read_plain_line
+from stepgrade.readers.logs.frameworks import DIALECTS
+from stepgrade.readers.logs.plain_lines import LEAST_LINES
+from stepgrade.readers.logs.values import Column, clock_kind, clock_of, plain
 
 MOST_ROWS = 1 << 16
 # A step line is longer than this only where something else ran into it: the part around the anchor is read.
@@ -54,11 +33,6 @@ _PROBE_EVERY = 8
 _HEADER_BYTES = 4 << 20
 # What is read between two step lines to tell why the second came late.
 _GAP_BYTES = 1 << 16
-MOST_EVENTS = 20_000
-# What may stand between two fields of a line.
-_BETWEEN = rb"[^\n]{0,400}?"
-# The layout of a line is learned from the first lines, and from one of so many after them.
-_FIRST_LINES, _EVERY = 16, 64
 # After so many lines without a clock only one of as many is asked for it.
 _CLOCKLESS = 64
 # A step line this much later than usual is asked why.
@@ -67,24 +41,10 @@ _RANK = re.compile(
     rb"^\s{0,4}(?:\[(?:rank|default)?[ _]?(\d{1,6})\]:?|(\d{1,6}):\s?|(?:worker|rank)[-_ ]?(\d{1,6})[:\]])"
 )
 _OLMO_RANK = re.compile(rb"\brank=(\d{1,6})\]")
-_BAR = re.compile(
-    rb"(\d{1,9})/(\d{1,9}) (?:\[((?:\d{1,4}:)?\d{1,4}:\d\d)<[^,\]]{1,20}, {0,8}"
-    # Rich, as Lightning draws it, has a dot between the time that was and the time that is left.
-    rb"|(\d{1,4}:\d\d:\d\d) \xe2\x80\xa2 [-\d:]{1,12} )([\d.]{1,12})(s/it|it/s)"
-)
-_KERAS_BAR = re.compile(
-    rb"(\d{1,9})/(\d{1,9}) [^\n\x08]{0,160}?\b\d{1,9}(?:s|m) (?:- )?"
-    rb"(\d{1,9}(?:\.\d{1,9})?)(ms|us|\xc2\xb5s|s)/step"
-    rb"(?:[^\n\x08]{0,160}?\bloss: ([-+.\de]{1,20}|nan))?"
-)
-_OF_KERAS = {b"s": 1.0, b"ms": 1e-3}
-_BARS = (TQDM_SECONDS, TQDM_RATE)
 _TIMES = frozenset(
     {"time", "step_s", "line_s", "bare_s", "elapsed_s", "steps_s", "tok_s", "tok_s_device"}
     | {"samples_s", "samples_s_device"}
 )
-_EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
-_PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _CHECKPOINT = re.compile(
     rb"(?i)(?:sav(?:e|ed|ing)|writ(?:e|ing|ten)|wrote|upload(?:ed|ing)?)\b[^\n]{0,60}?"
     rb"(?:checkpoint|ckpt|state|model|weights)"
@@ -112,22 +72,6 @@ EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (
 )
 
 
-class LogEvent(Struct, frozen=True):
-    """What a log says between two step lines: `at` is where the later of them is."""
-
-    kind: PauseKind
-    at: float
-    seconds: float | None = None
-
-
-class RunTotals(Struct, frozen=True):
-    """What a trainer prints at the end: the whole run's time and its mean rates."""
-
-    runtime_s: float
-    samples_s: float | None
-    steps_s: float | None
-
-
 class Rows:
     """The step lines of one dialect, a column for each thing that they tell; nan where one does not."""
 
@@ -140,7 +84,7 @@ class Rows:
         self._order: tuple[Column, ...] = ()
         self._in_order: list[array[float]] = []
 
-    def add(self, row: dict[Column, float]) -> None:
+    def add(self, row: Row) -> None:
         """Add a line; a column that it is the first to have is nan before it."""
         if tuple(row) == self._order:  # laid out as the last: nothing is new and nothing missing
             for column, value in zip(self._in_order, row.values(), strict=True):
@@ -173,47 +117,6 @@ class Rows:
         self.count = len(next(iter(self.columns.values())))
         self.stride *= 2
         self._order = ()
-
-
-class _Template:
-    """Finds the fields of a line: by one pattern where a line is laid out as the last, else one by one."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._fields = [(field, field.compiled()) for field in dialect.fields]
-        self._needs = dialect.needs
-        self._lines = 0
-        self._order: list[Field] = []
-        self._whole: re.Pattern[bytes] | None = None
-        self._own = OwnPattern(dialect.pattern, dialect.framework) if dialect.pattern else None
-
-    def read(self, line: bytes) -> dict[Column, float]:
-        """Return what the line says, in our units."""
-        if self._own is not None:
-            named = ((unit_of(name), text) for name, text in self._own.groups(line).items() if text)
-            return {column: number(text) * scale for (column, scale), text in named}
-        self._lines += 1
-        is_looked_at = self._lines <= _FIRST_LINES or self._lines % _EVERY == 0
-        if self._whole is not None and not is_looked_at and (match := self._whole.match(line)):
-            return {
-                field.means: number(text) * field.scale
-                for field, text in zip(self._order, match.groups(), strict=True)
-            }
-        row: dict[Column, float] = {}
-        found: list[tuple[int, int, Field]] = []
-        for field, pattern in self._fields:
-            if field.means not in row and (match := pattern.search(line)):
-                row[field.means] = number(match[1]) * field.scale
-                found.append((*match.span(), field))
-        found.sort(key=lambda place: place[0])
-        apart = all(one[1] <= other[0] for one, other in pairwise(found))
-        # A line with fewer fields is no template for those with more; where fields overlap there is none.
-        if apart and len(found) > len(self._order) and all(need in row for need in self._needs):
-            self._order = [field for _, _, field in found]
-            # Each field is taken where it first stands: what follows it is never tried at its other places,
-            # of which a hostile line has as many as it likes.
-            parts = (b"(?>" + _BETWEEN + field.compiled().pattern + b")" for field in self._order)
-            self._whole = re.compile(b"".join(parts))
-        return row
 
 
 class _Clocks:
@@ -250,22 +153,14 @@ class LogScanner:
 
     def __init__(self, own: tuple[Dialect, ...] = ()) -> None:
         self._dialects = (*own, *DIALECTS)
-        self._templates = {
-            dialect.name: _Template(dialect)
-            for dialect in self._dialects
-            if dialect.fields or dialect.pattern
-        }
+        self._context = LogContext()
+        self._readers: dict[str, LineReader] = {}
         self._clocks = _Clocks()
         self._active: dict[str, Rows] = {}
         self._carried = b""
         self._offset = 0  # of what is carried, in the log
-        self._at = 0.0  # of the line at hand
         self._chunks = 0
         self._found_at: int | None = None
-        self._events: list[LogEvent] = []
-        self._totals: RunTotals | None = None
-        self._header = LogHeader()
-        self._mlperf = MlperfEvents(self._header)
         self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
         self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
         self._failed: tuple[int, OutOfMemory] | None = None  # where, and what the message says
@@ -291,11 +186,11 @@ class LogScanner:
             rows=[
                 rows
                 for rows in self._active.values()
-                if rows.count >= (LEAST_LINES if rows.dialect in PLAIN else 1)
+                if rows.count >= (LEAST_LINES if rows.dialect.is_generic else 1)
             ],
-            header=self._header,
-            events=self._events,
-            totals=self._totals,
+            header=self._context.header,
+            events=self._context.events,
+            totals=self._context.totals,
             times={kind: (first, last) for kind, (first, last) in self._times.items()},
             size_bytes=self._offset,
             failed=self._last_failure(),
@@ -319,17 +214,17 @@ class LogScanner:
         for dialect in self._dialects:
             known = self._active.get(dialect.name)
             others = (rows.dialect for rows in self._active.values() if rows.dialect is not dialect)
-            if dialect in PLAIN and any(other.rank <= dialect.rank for other in others):
+            if dialect.is_generic and any(other.rank <= dialect.rank for other in others):
                 continue
             if (known is not None or is_probed) and dialect.anchor in text:
                 rows = known or Rows(dialect)
                 self._read_lines(rows, text)
                 if known is None and rows.count:
                     self._active[dialect.name] = rows
-                    if self._found_at is None and dialect.rank < TQDM_RATE.rank:
+                    if self._found_at is None and dialect.rank < LAST_RANK:
                         self._found_at = self._offset
         if self._offset < _HEADER_BYTES:
-            self._header.read(text)
+            self._context.header.read(text)
         self._note_times(text)
         failure = last_failure(text)
         if failure is not None:
@@ -349,6 +244,9 @@ class LogScanner:
 
     def _read_lines(self, rows: Rows, text: bytes) -> None:
         dialect, anchor, has_returns = rows.dialect, rows.dialect.anchor, b"\r" in text
+        read = self._readers.get(dialect.name) or self._readers.setdefault(
+            dialect.name, dialect.open(self._context)
+        )
         place = done = 0
         before = min(self._ends.get(dialect.name, 0) - self._offset, 0)
         while (hit := text.find(anchor, place)) >= 0:
@@ -368,19 +266,18 @@ class LogScanner:
                 # How far step lines are apart, with what stands between them, so far in this log.
                 place = passed_by(rows, text, place, (self._offset + hit) // rows.seen)
             line = plain(text[start:end])
-            self._at = float(self._offset + hit)
-            row = self._row(dialect, line)
+            at = float(self._offset + hit)
+            row = self._row(dialect, read(line, at), line)
             if row is None:
                 continue
-            row["at"] = self._at
+            row["at"] = at
             self._ask_why_late(dialect, row, text[max(0, before, start - _GAP_BYTES) : start])
             before = end
             rows.add(row)
         self._ends[dialect.name] = self._offset + max(before, 0)
 
-    def _row(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
-        """Return what a line says; None for one that only looks like a step's."""
-        row = self._read_line(dialect, line)
+    def _row(self, dialect: Dialect, row: Row | None, line: bytes) -> Row | None:
+        """Return the row with the timestamp and rank of its line; None if it is not a step's."""
         if row and "loss" in row and not isfinite(row["loss"]):
             row["loss"] = inf  # nan is a line without a loss
         if not row or any(need not in row for need in dialect.needs if not dialect.counts_lines):
@@ -391,63 +288,12 @@ class LogScanner:
         if rank is not None:
             found = float(next(group for group in rank.groups() if group is not None))
             # A loop of one's own may begin its lines with the number of the step.
-            if dialect not in PLAIN or found != row["step"]:
+            if not dialect.is_generic or found != row["step"]:
                 row["rank"] = found
         # Of words that are nobody's in particular only those with a time or a rate are taken for a log.
-        return row if dialect not in PLAIN or row.keys() & _TIMES else None
+        return row if not dialect.is_generic or row.keys() & _TIMES else None
 
-    def _read_line(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
-        template = self._templates.get(dialect.name)
-        if template is not None:
-            return template.read(line)
-        if dialect in _BARS:
-            return bar_state(line)
-        if dialect in PLAIN:
-            return read_plain_line(line)
-        if dialect is not KERAS_BAR:
-            return self._of_object(dialect, line)
-        row = keras_epoch(line)
-        return row and {**row, "epoch": self._at}  # each is an epoch of its own
-
-    def _of_object(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
-        """Return what an object of JSON, or a dict that Python printed, says."""
-        fields: dict[str, object]
-        if dialect is PRINTED_DICTS:
-            pairs = _PAIR.findall(line, line.find(b"{'"))
-            fields = {
-                key.decode("utf-8", "replace"): (quoted or bare).decode("utf-8", "replace")
-                for key, quoted, bare in pairs
-            }
-        else:
-            text = line[line.find(b"{") : line.rfind(b"}") + 1]
-            if b"NaN" in text or b"Infinity" in text:
-                text = with_nan_quoted(text)
-            try:
-                found = msgspec.json.decode(text)
-            except (msgspec.DecodeError, RecursionError, UnicodeError):
-                return None
-            if not isinstance(found, dict):
-                return None
-            fields = found
-        if dialect is MLPERF:
-            evaluated_s = self._mlperf.evaluation_s(fields)
-            if evaluated_s is not None:
-                self._add_event("evaluation", self._at, evaluated_s)
-            return self._mlperf.row(fields)
-        totals = totals_of(fields)
-        if totals is not None and "loss" not in fields:
-            self._totals = RunTotals(*totals)
-            return None
-        row = row_of(fields.items())
-        if "eval_s" in row or ("eval_loss" in fields and "loss" not in row):
-            self._add_event("evaluation", self._at, row.get("eval_s"))
-            return None
-        has_time = any(
-            name in row for name in ("step_s", "elapsed_s", "time", "tok_s", "tok_s_device", "steps_s")
-        )
-        return row if "loss" in row or ("step" in row and has_time) else None
-
-    def _ask_why_late(self, dialect: Dialect, row: dict[Column, float], gap: bytes) -> None:
+    def _ask_why_late(self, dialect: Dialect, row: Row, gap: bytes) -> None:
         """Note what stands between this step line and the one before it, if it came later than usual."""
         step, stamp = row.get("step", nan), row.get("time", nan)
         took = row.get("step_s", nan)
@@ -465,7 +311,7 @@ class LogScanner:
             shorter = min(longest, usual) if isfinite(usual) else longest
             usual = 0.9 * usual + 0.1 * longest if isfinite(usual) and longest < 2.0 * usual else shorter
         self._pace[dialect.name] = (stamp, step, usual)
-        if not gap or dialect is MLPERF or not (is_late or went_back):
+        if not gap or dialect.has_own_events or not (is_late or went_back):
             return
         for kind, pattern in EVENTS:
             every = list(pattern.finditer(gap))
@@ -474,11 +320,7 @@ class LogScanner:
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
                 said = _SECONDS.search(rest)
                 unit = {b"ms": 1e-3, b"mi": 60.0}.get(said[2][:2].lower(), 1.0) if said else 1.0
-                self._add_event(kind, row["at"], float(said[1]) * unit if said else None)
-
-    def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
-        if len(self._events) < MOST_EVENTS:
-            self._events.append(LogEvent(kind, at, seconds))
+                self._context.add_event(kind, row["at"], float(said[1]) * unit if said else None)
 
 
 def passed_by(rows: Rows, text: bytes, place: int, apart_bytes: int) -> int:
@@ -497,32 +339,6 @@ def passed_by(rows: Rows, text: bytes, place: int, apart_bytes: int) -> int:
         rows.seen += found
         place = further
     return place
-
-
-def bar_state(line: bytes) -> dict[Column, float] | None:
-    """Return the last state of the progress bars in a line."""
-    row: dict[Column, float] | None = None
-    for match in _BAR.finditer(line):
-        elapsed = duration(match[3] or match[4])
-        if isfinite(elapsed):
-            shown = float(match[5]) if match[5].count(b".") < 2 and match[5] != b"." else nan
-            row = {"step": float(match[1]), "total": float(match[2]), "elapsed_s": elapsed}
-            if (epoch := _EPOCH.search(line)) is not None:
-                row["epoch"] = float(epoch[1])
-            row["shown_s"] = shown if match[6] == b"s/it" else 1.0 / shown if shown else nan
-    return row
-
-
-def keras_epoch(line: bytes) -> dict[Column, float] | None:
-    """Return the end of an epoch as Keras draws it; None for a bar that is not full."""
-    row: dict[Column, float] | None = None
-    for match in _KERAS_BAR.finditer(line):
-        step, total, took = float(match[1]), float(match[2]), float(match[3])
-        if step == total:
-            row = {"step": step, "total": total, "elapsed_s": step * took * _OF_KERAS.get(match[4], 1e-6)}
-            if match[5]:
-                row["loss"] = number(match[5])
-    return row
 
 
 def before_open_block(text: bytes, cut: int) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from stepgrade.readers.logs.dialect import figure_of
 from stepgrade.readers.logs.names import meaning
 from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.values import figure_of
 
 _MOST_COLUMNS = 4096
 _MOST_CELL = 4096

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepgrade.readers.logs.dialect import MIB, Dialect, Field
+from stepgrade.readers.logs.dialect import Dialect, Field
+from stepgrade.readers.logs.values import MIB
 
 # The MetricLogger of torchvision's references, which DETR, DeiT, MAE, DINO and BLIP carry on.
 _METRIC_LOGGER = Dialect(

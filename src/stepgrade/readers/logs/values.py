@@ -1,0 +1,154 @@
+"""The numbers, times and durations of a log line, and what a number can mean."""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from datetime import date
+from functools import lru_cache
+from math import isnan
+
+# What a number can mean. Rates and times are those of the whole run unless the name says device.
+COLUMNS = (
+    "step",
+    "total",  # steps that the run is to have, or an epoch where the counter begins again with each
+    "step_s",  # of one step, or the mean of the steps since the last line
+    "interval_s",  # since the last line
+    "elapsed_s",  # since the run began, or its training without pauses
+    "time",  # of the clock, in seconds
+    "tok_s",
+    "tok_s_device",
+    "samples_s",
+    "samples_s_device",
+    "steps_s",
+    "tokens",  # consumed so far
+    "samples",
+    "step_tokens",
+    "step_samples",
+    "tflops_device",
+    "mfu",
+    "loss",
+    "memory_bytes",
+    "eval_s",
+    "seq",
+)
+Column = str
+NUMBER = r"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)\w{0,5}"
+GIB = float(2**30)
+MIB = float(2**20)
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?"
+)
+_THOUSANDS = re.compile(rb"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_LARGEST = 1e300
+
+
+def plain(line: bytes) -> bytes:
+    """Return the line without terminal escape codes."""
+    return _ESCAPES.sub(b"", line) if b"\x1b" in line else line
+
+
+def number(text: bytes) -> float:
+    """Return the number in a text, with thousands separators or a decimal comma; nan without one."""
+    if b"," in text:
+        text = text.replace(b",", b"") if _THOUSANDS.fullmatch(text) else text.replace(b",", b".", 1)
+    try:
+        value = float(text)
+    except ValueError:
+        lowered = text.lower().lstrip(b"+-")
+        return float("inf") if lowered.startswith(b"inf") else float("nan")
+    return value if abs(value) < _LARGEST or isnan(value) else float("inf")
+
+
+def figure_of(value: object) -> float | None:
+    """Return a finite JSON number as a float; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
+
+
+# A timestamp within the first CLOCK_BYTES of a line.
+_CLOCK = re.compile(
+    rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
+    rb"|\b[IWEF](?P<glog>\d{4}) )(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d\b)?"
+)
+_BARE_CLOCK = re.compile(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
+CLOCK_BYTES = 160
+_DAY_S = 86_400
+_YEAR_2001_S = 978_307_200
+
+
+def clock_of(line: bytes) -> float:
+    """Return the timestamp at the start of a line in seconds; nan without one."""
+    match = _CLOCK.search(line, 0, CLOCK_BYTES)
+    if match is None:
+        match = _BARE_CLOCK.search(line, 0, CLOCK_BYTES)
+        if match is None:
+            return float("nan")
+        return _second_of_day(match["clock"]) + _part(match["part"])
+    try:
+        day = _day(match["year"], match["month"], match["day"], match["us"], match["glog"])
+    except ValueError:
+        return float("nan")
+    seconds = day * float(_DAY_S) + _second_of_day(match["clock"]) + _part(match["part"])
+    zone = match["zone"]
+    if zone is None or zone == b"Z":
+        return seconds
+    away = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+    return seconds - (away if zone[:1] == b"+" else -away)
+
+
+def clock_kind(stamp: float) -> int:
+    """Return how complete a timestamp is: 0 without a date, 1 without a year, 2 with both."""
+    return 0 if stamp < _DAY_S else 1 if stamp < _YEAR_2001_S else 2
+
+
+def _part(part: bytes | None) -> float:
+    return float(b"0." + part[1:]) if part else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _second_of_day(clock: bytes) -> int:
+    return int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:8])
+
+
+@lru_cache(maxsize=64)
+def _day(
+    year: bytes | None, month: bytes | None, day: bytes | None, us: bytes | None, glog: bytes | None
+) -> int:
+    """Return the day number; glog and Detectron2 leave the year out."""
+    if us is not None and us.count(b"/") == 1:
+        found = date(2000, int(us[:2]), int(us[3:]))
+    elif us is not None:
+        first, second, of_year = us.split(b"/")
+        full = int(of_year) + (2000 if len(of_year) == 2 else 0)
+        # Spark writes the year first (26/05/19); others write the month first.
+        found = (
+            date(2000 + int(first), int(second), int(of_year))
+            if int(first) > 12 and len(of_year) == 2
+            else date(full, int(first), int(second))
+        )
+    elif glog is not None:
+        found = date(2000, int(glog[:2]), int(glog[2:]))
+    else:
+        found = date(int(year or 0), int(month or 0), int(day or 0))
+    return timegm(found.timetuple()) // _DAY_S
+
+
+_PIECES = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)\s*(d|h|m|s)(?![a-z])")
+_SECONDS = {b"d": 86_400.0, b"h": 3600.0, b"m": 60.0, b"s": 1.0}
+
+
+def duration(text: bytes) -> float:
+    """Return 1:25:51, 02:03, 12m 6s or 1 day, 2:03:04 in seconds; nan for anything else."""
+    days, _, rest = text.rpartition(b", ")
+    try:
+        parts = [float(part) for part in rest.split(b":")]
+    except ValueError:
+        pieces = _PIECES.findall(text)
+        return sum(float(count) * _SECONDS[unit] for count, unit in pieces) if pieces else float("nan")
+    seconds = 0.0
+    for part in parts:
+        seconds = seconds * 60.0 + part
+    lead = re.match(rb"(\d{1,6}) day", days)
+    return seconds + (float(lead[1]) * _DAY_S if lead else 0.0)
