@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -33,50 +33,54 @@ _NO_TEXT: Final = Raw(b"")
 DECODE_ERRORS: Final = (ValueError, msgspec.MsgspecError, RecursionError)
 
 
-class Args(Struct, frozen=True, gc=False):
-    """The arguments that are used. Ids are `Any`: strangers write them as text, floats or null too."""
+# Any JSON value: other writers put ids into texts, floats or null. Whoever uses one checks what it is.
+Json: TypeAlias = object
 
-    external: Any = field(name="External id", default=NONE)
-    external_old: Any = field(name="external id", default=NONE)
-    correlation: Any = NONE
-    device: Any = NONE
-    stream: Any = NONE
-    size: Any = field(name="bytes", default=NONE)
-    sequence: Any = field(name="Sequence number", default=NONE)
-    forward_thread: Any = field(name="Fwd thread id", default=NONE)
+
+class Args(Struct, frozen=True, gc=False):
+    """The arguments that are used."""
+
+    external: Json = field(name="External id", default=NONE)
+    external_old: Json = field(name="external id", default=NONE)
+    correlation: Json = NONE
+    device: Json = NONE
+    stream: Json = NONE
+    size: Json = field(name="bytes", default=NONE)
+    sequence: Json = field(name="Sequence number", default=NONE)
+    forward_thread: Json = field(name="Fwd thread id", default=NONE)
     dims: Raw = field(name="Input Dims", default=_NO_TEXT)
     dims_old: Raw = field(name="Input dims", default=_NO_TEXT)
     types: Raw = field(name="Input type", default=_NO_TEXT)
     concrete: Raw = field(name="Concrete Inputs", default=_NO_TEXT)
     strides: Raw = field(name="Input Strides", default=_NO_TEXT)
     backend: Raw = field(name="kernel_backend", default=_NO_TEXT)
-    python_id: Any = field(name="Python id", default=NONE)
-    python_parent: Any = field(name="Python parent id", default=NONE)
-    collective: Any = field(name="Collective name", default=None)
-    in_elements: Any = field(name="In msg nelems", default=None)
-    out_elements: Any = field(name="Out msg nelems", default=None)
-    dtype: Any = None
-    group_size: Any = field(name="Group size", default=None)
-    group: Any = field(name="Process Group Name", default=None)
-    group_ranks: Any = field(name="Process Group Ranks", default=None)
-    source_rank: Any = field(name="Src Rank", default=None)
-    target_rank: Any = field(name="Dst Rank", default=None)
-    rank: Any = NONE
-    occupancy: Any = field(name="est. achieved occupancy %", default=None)
-    blocks_per_sm: Any = field(name="blocks per SM", default=None)
-    registers: Any = field(name="registers per thread", default=None)
+    python_id: Json = field(name="Python id", default=NONE)
+    python_parent: Json = field(name="Python parent id", default=NONE)
+    collective: Json = field(name="Collective name", default=None)
+    in_elements: Json = field(name="In msg nelems", default=None)
+    out_elements: Json = field(name="Out msg nelems", default=None)
+    dtype: Json = None
+    group_size: Json = field(name="Group size", default=None)
+    group: Json = field(name="Process Group Name", default=None)
+    group_ranks: Json = field(name="Process Group Ranks", default=None)
+    source_rank: Json = field(name="Src Rank", default=None)
+    target_rank: Json = field(name="Dst Rank", default=None)
+    rank: Json = NONE
+    occupancy: Json = field(name="est. achieved occupancy %", default=None)
+    blocks_per_sm: Json = field(name="blocks per SM", default=None)
+    registers: Json = field(name="registers per thread", default=None)
     block: Raw = _NO_TEXT
-    shared: Any = field(name="shared memory", default=None)
-    label: Any = field(name="name", default=None)
-    value: Any = field(name="", default=None)  # of a counter
-    task: Any = field(name="Task Type", default=None)
-    memory_kind: Any = field(name="Device Type", default=NONE)
-    memory_device: Any = field(name="Device Id", default=NONE)
-    memory_bytes: Any = field(name="Bytes", default=NONE)
-    address: Any = field(name="Addr", default=NONE)
-    allocated: Any = field(name="Total Allocated", default=NONE)
-    reserved: Any = field(name="Total Reserved", default=NONE)
-    order: Any = field(name="Ev Idx", default=NONE)
+    shared: Json = field(name="shared memory", default=None)
+    label: Json = field(name="name", default=None)
+    value: Json = field(name="", default=None)  # of a counter
+    task: Json = field(name="Task Type", default=None)
+    memory_kind: Json = field(name="Device Type", default=NONE)
+    memory_device: Json = field(name="Device Id", default=NONE)
+    memory_bytes: Json = field(name="Bytes", default=NONE)
+    address: Json = field(name="Addr", default=NONE)
+    allocated: Json = field(name="Total Allocated", default=NONE)
+    reserved: Json = field(name="Total Reserved", default=NONE)
+    order: Json = field(name="Ev Idx", default=NONE)
 
 
 _NO_ARGS: Final = Args()
@@ -88,11 +92,11 @@ class Event(Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: Any = NONE
-    tid: Any = NONE
-    ts: Any = None
-    dur: Any = None
-    id: Any = NONE
+    pid: Json = NONE
+    tid: Json = NONE
+    ts: Json = None
+    dur: Json = None
+    id: Json = NONE
     args: Args = _NO_ARGS
 
 
@@ -170,7 +174,7 @@ def _decoded(decode: Callable[[Raw], T], raw: Raw, default: T) -> T:
         return default
 
 
-def _scalar(raw: Raw) -> Any:
+def _scalar(raw: Raw) -> int | float | str:
     value = _decoded(_decode_any, raw, NONE)
     return value if isinstance(value, int | float | str) else NONE
 
@@ -187,10 +191,10 @@ class NeedsText(Exception):
 
 
 # Turns the times of many events into nanoseconds, in the order given, or raises ValueError for the lot.
-Clock: TypeAlias = Callable[[Sequence[Any]], Longs]
+Clock: TypeAlias = Callable[[Sequence[Json]], Longs]
 
 
-def from_numbers(values: Sequence[Any]) -> Longs:
+def from_numbers(values: Sequence[Json]) -> Longs:
     """Return ints or floats of microseconds as nanoseconds; NeedsText where doubles are too coarse."""
     times = np.array(values)
     if times.dtype == np.int64:
@@ -209,12 +213,13 @@ def from_numbers(values: Sequence[Any]) -> Longs:
     return nanoseconds
 
 
-def from_texts(values: Sequence[Any]) -> Longs:
+def from_texts(values: Sequence[Json]) -> Longs:
     """Return raw JSON numbers of microseconds as nanoseconds."""
-    return np.array([text_ns(bytes(value)) for value in values], dtype=np.int64)
+    texts = cast("Sequence[Raw]", values)  # of a TextTimedEvent
+    return np.array([text_ns(bytes(text)) for text in texts], dtype=np.int64)
 
 
-def from_ns(values: Sequence[Any]) -> Longs:
+def from_ns(values: Sequence[Json]) -> Longs:
     """Return nanoseconds that were already checked one by one."""
     return np.array(values, dtype=np.int64)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import UNSET, Struct, field
 
@@ -50,23 +50,23 @@ _VERSIONS: Final = {
 
 
 class _Header(Struct, omit_defaults=True):
-    base_ns: Any = field(name="baseTimeNanoseconds", default=UNSET)
-    time_unit: Any = field(name="displayTimeUnit", default=UNSET)
-    distributed: Any = field(name="distributedInfo", default=UNSET)
-    devices: Any = field(name="deviceProperties", default=UNSET)
-    schema_version: Any = field(name="schemaVersion", default=UNSET)
-    cuda_runtime_version: Any = UNSET
-    cuda_driver_version: Any = UNSET
-    cupti_version: Any = UNSET
-    hip_runtime_version: Any = UNSET
-    hip_driver_version: Any = UNSET
-    roctracer_version: Any = UNSET
-    rocprofiler_version: Any = field(name="rocprofiler-sdk_version", default=UNSET)
-    record_shapes: Any = UNSET
-    with_stack: Any = UNSET
-    profile_memory: Any = UNSET
-    with_modules: Any = UNSET
-    with_flops: Any = UNSET
+    base_ns: object = field(name="baseTimeNanoseconds", default=UNSET)
+    time_unit: object = field(name="displayTimeUnit", default=UNSET)
+    distributed: object = field(name="distributedInfo", default=UNSET)
+    devices: object = field(name="deviceProperties", default=UNSET)
+    schema_version: object = field(name="schemaVersion", default=UNSET)
+    cuda_runtime_version: object = UNSET
+    cuda_driver_version: object = UNSET
+    cupti_version: object = UNSET
+    hip_runtime_version: object = UNSET
+    hip_driver_version: object = UNSET
+    roctracer_version: object = UNSET
+    rocprofiler_version: object = field(name="rocprofiler-sdk_version", default=UNSET)
+    record_shapes: object = UNSET
+    with_stack: object = UNSET
+    profile_memory: object = UNSET
+    with_modules: object = UNSET
+    with_flops: object = UNSET
 
 
 _decode = json_decoder(_Header).decode
@@ -75,7 +75,7 @@ _decode = json_decoder(_Header).decode
 class Head(NamedTuple):
     """Where the events begin: the keys before them, and the text of theirs that was already read."""
 
-    keys: dict[str, Any]
+    keys: dict[str, object]
     is_list: bool
     text: bytes
     offset: int
@@ -153,7 +153,7 @@ class _Outermost:
         return None
 
 
-def _keys(text: bytes) -> dict[str, Any] | None:
+def _keys(text: bytes) -> dict[str, object] | None:
     try:
         header = _decode(text)
     except DECODE_ERRORS:
@@ -161,7 +161,7 @@ def _keys(text: bytes) -> dict[str, Any] | None:
     return {name: value for name in header.__struct_fields__ if (value := getattr(header, name)) is not UNSET}
 
 
-def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, Any], str | None]:
+def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, object], str | None]:
     """Return the keys in the text after the events (None: there is no such text), and what was lost of it."""
     if text is None:
         return {}, "the end of the file: it stops among the events"
@@ -181,7 +181,7 @@ def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, Any], str | Non
     return _keys(closed[:end]) or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
 
 
-def _cut_keys(body: bytes) -> tuple[dict[str, Any], str]:
+def _cut_keys(body: bytes) -> tuple[dict[str, object], str]:
     """Return the whole keys of a text that is cut off, looking for its last whole one from the end."""
     cut = len(body)
     for _ in range(_MOST_TRIES):
@@ -207,7 +207,7 @@ class Header(Struct, frozen=True, kw_only=True):
     names: frozenset[str]
 
 
-def header_of(keys: dict[str, Any]) -> Header:
+def header_of(keys: dict[str, object]) -> Header:
     """Return the keys of the outermost object by meaning."""
     spread = keys.get("distributed")
     spread = spread if isinstance(spread, dict) else {}
@@ -244,7 +244,7 @@ def header_of(keys: dict[str, Any]) -> Header:
     )
 
 
-def sm_limits(properties: dict[str, Any]) -> SmLimits | None:
+def sm_limits(properties: dict[str, object]) -> SmLimits | None:
     """Return what a multiprocessor holds; None where something is missing, as on ROCm."""
     names = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor")
     threads, registers, shared = (whole(properties.get(name)) for name in names)

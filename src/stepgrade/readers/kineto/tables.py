@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from itertools import accumulate, chain
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from msgspec import Raw
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Inputs, Longs, RangeKind
 from stepgrade.naming.python_frames import read_frame, without_address
 from stepgrade.readers.kineto import categories
-from stepgrade.readers.kineto.decode import Args, Clock, Event, from_ns
+from stepgrade.readers.kineto.decode import Args, Clock, Event, Json, from_ns
 
 Key = TypeVar("Key")
 BLOCK_ROWS: Final = 1 << 18
@@ -111,12 +111,12 @@ class Tables:
 
     def __init__(self) -> None:
         self.strings: Interner[str] = Interner()
-        self.threads: Interner[tuple[Any, Any]] = Interner()
+        self.threads: Interner[tuple[Json, Json]] = Interner()
         self.inputs: Interner[bytes] = Interner()
         self.collectives: Interner[Collective] = Interner()
         self.launches: Interner[tuple[Any, ...]] = Interner()
         self.thread_names: dict[tuple[str, str], str] = {}
-        self.pid_ranks: dict[Any, int] = {}
+        self.pid_ranks: dict[Json, int] = {}
         self.categories: Counter[str] = Counter()
         self.tables = {
             "ops": EventTable(**_COMMON, thread="i", sequence="q", forward_thread="q", inputs="i"),
@@ -283,25 +283,26 @@ class Tables:
         return {"memory": columns}
 
     def _counter_columns(self, events: Events, clock: Clock) -> dict[str, Batch]:
-        """Return the samples of counters, without those that do not say of which device or how much."""
-        told = [
-            (event, int(found[1]), float(event.args.value))
+        """Return the samples of counters, without those that lack a device or a value."""
+        samples = [
+            (event, int(found[1]), float(value))
             for event in events
             if event.ph == "C"
-            and type(event.args.value) in (int, float)
-            and abs(event.args.value) < _LARGEST_VALUE
+            and isinstance(value := event.args.value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) < _LARGEST_VALUE
             and (found := _COUNTERS_OF.match(str(event.pid)))
         ]
-        if not told:
+        if not samples:
             return {}
-        those = [event for event, _, _ in told]
+        those = [event for event, _, _ in samples]
         columns: Batch = {
             "name": array("i", [self.strings[event.name] for event in those]),
             "start_ns": clock([event.ts for event in those]),
-            "dur_ns": array("q", [0]) * len(told),
+            "dur_ns": array("q", [0]) * len(samples),
             "rank": self._rank_column(those, [event.args for event in those]),
-            "device": array("i", [device for _, device, _ in told]),
-            "value": array("d", [value for _, _, value in told]),
+            "device": array("i", [device for _, device, _ in samples]),
+            "value": array("d", [value for _, _, value in samples]),
         }
         return {"counters": columns}
 
@@ -467,10 +468,10 @@ def split_inputs(joined: bytes) -> Inputs | None:
     return Inputs(dims=dims, types=types, concrete=concrete, strides=strides, is_triton=is_triton)
 
 
-def longs(values: Sequence[Any]) -> array[int]:
+def longs(values: Sequence[Json]) -> array[int]:
     """Return ids as 64-bit integers, NONE where a value is not one."""
     try:
-        return array("q", values)
+        return array("q", cast("Sequence[int]", values))  # which checks them
     except (TypeError, OverflowError):
         return array("q", [_whole(value) for value in values])
 
@@ -498,7 +499,7 @@ def _whole(value: object) -> int:
     return number - (1 << 64) if 0 < number < 1 << 64 else NONE
 
 
-def filled(values: array[int], spare: Callable[[int], Any]) -> Longs:
+def filled(values: array[int], spare: Callable[[int], Json]) -> Longs:
     """Return `values` with what `spare` says of a row where the event itself does not say."""
     ids = np.frombuffer(values, dtype=np.int64)
     rows = np.flatnonzero(ids == NONE)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from stepgrade.decoding import from_msgpack
 from stepgrade.model.events import NONE, Collective, Ids
 from stepgrade.readers.kineto import split
 from stepgrade.readers.kineto.chunks import ChunkReader, Losses
+from stepgrade.readers.kineto.decode import Json
 from stepgrade.readers.kineto.split import Chunk, Slots, WorkerLost
 from stepgrade.readers.kineto.tables import BLOCK_ROWS
 
@@ -40,12 +41,12 @@ class Findings(Struct, kw_only=True):
     """What a worker found besides its columns."""
 
     strings: list[str]
-    threads: list[tuple[Any, Any]]
+    threads: list[tuple[Json, Json]]
     inputs: list[bytes]
     collectives: list[Collective]
     launches: list[tuple[float | bytes | None, ...]]
     thread_names: list[tuple[str, str, str]]
-    pid_ranks: list[tuple[Any, int]]
+    pid_ranks: list[tuple[Json, int]]
     categories: dict[str, int]
     losses: Losses
     text_times: bool
