@@ -26,8 +26,8 @@ def read_device(path: str) -> Device:
     try:
         device = from_builtins({**known, "is_by_hand": True}, Device)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        field = place.rpartition("$.")[2].strip("`")
+        problem, _, location = str(error).partition(" - at ")
+        field = location.rpartition("$.")[2].strip("`")
         fields = ", ".join(field.name for field in msgspec.structs.fields(Device)[:-1])
         where = f"{path}: {field}" if field else path
         raise BadInput(problem[:1].lower() + problem[1:], where=where, hint=f"fields: {fields}") from error

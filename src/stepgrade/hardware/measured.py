@@ -56,19 +56,19 @@ def state_path() -> str:
 
 def load_measured(path: str | None = None) -> list[Measurement]:
     """Return what was measured on this machine, latest first; nothing when there is no file."""
-    place = path or state_path()
+    state = path or state_path()
     try:
-        with open(place, "rb") as file:
+        with open(state, "rb") as file:
             kept = from_json(file.read(_MOST_BYTES + 1), _Kept)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=place) from error
+        raise BadInput(f"cannot be read: {error.strerror}", where=state) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         hint = "remove the file, then measure again"
-        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
+        raise BadInput(f"not a file of measurements: {error}", where=state, hint=hint) from error
     if kept.schema_version > SCHEMA_VERSION:
-        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
+        raise BadInput("written by a newer stepgrade", where=state, hint="upgrade stepgrade")
     return sorted(kept.measured, key=lambda measurement: measurement.date, reverse=True)
 
 
@@ -79,13 +79,13 @@ def measured_for(key: str, path: str | None = None) -> Measurement | None:
 
 def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     """Write a measurement beside the earlier ones, in place of the same device's; return the path."""
-    place = path or state_path()
-    others = [other for other in load_measured(place) if other.key != measurement.key]
+    state = path or state_path()
+    others = [other for other in load_measured(state) if other.key != measurement.key]
     kept = _Kept(schema_version=SCHEMA_VERSION, measured=[measurement, *others])
     text = msgspec.json.format(msgspec.json.encode(kept), indent=2)
     try:
-        os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
-        write_whole(os.path.realpath(place), text + b"\n")
+        os.makedirs(os.path.dirname(state) or ".", exist_ok=True)
+        write_whole(os.path.realpath(state), text + b"\n")
     except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
-    return place
+        raise BadInput(f"cannot be written: {error.strerror}", where=state) from error
+    return state

@@ -68,9 +68,9 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
                     best[name, parallel] = ranked
     every = sorted(best.values(), key=_order)
     # The best of each trainer is shown, however many of another's are faster.
-    first = {ranked.trainer: place for place, ranked in reversed(tuple(enumerate(every)))}
+    first = {ranked.trainer: index for index, ranked in reversed(tuple(enumerate(every)))}
     chosen = [
-        ranked for place, ranked in enumerate(every) if place < request.most or place == first[ranked.trainer]
+        ranked for index, ranked in enumerate(every) if index < request.most or index == first[ranked.trainer]
     ]
     plans = tuple(
         structs.replace(ranked, flags=launch_flags(ranked, run, shape.depth, request)) for ranked in chosen
@@ -114,7 +114,7 @@ def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Train
             for context in contexts:
                 if world % (tensor * pipeline * context):
                     continue
-                one = Parallelism(
+                division = Parallelism(
                     devices=world,
                     tensor=tensor,
                     sequence=tensor > 1,
@@ -122,39 +122,39 @@ def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Train
                     context=context,
                     separate_embedding=trainer.gathers_head_alone,
                 )
-                for spread in spread_experts(experts, one, trainer):
+                for spread in spread_experts(experts, division, trainer):
                     yield from sharded_ways(shape, spread, trainer)
 
 
-def spread_experts(experts: int, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
+def spread_experts(experts: int, division: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
     """Yield the ways to spread so many experts: each whole on one device, or divided like other matrices."""
     if not experts:
-        yield one
+        yield division
         return
-    peers = one.replicas * one.context
+    peers = division.replicas * division.context
     for expert in _divisors(peers, experts):
         if experts % expert == 0:
-            yield structs.replace(one, expert=expert)
-    if one.tensor > 1 and trainer.divides_experts:
-        for expert in _divisors(peers * one.tensor, experts):
+            yield structs.replace(division, expert=expert)
+    if division.tensor > 1 and trainer.divides_experts:
+        for expert in _divisors(peers * division.tensor, experts):
             if experts % expert == 0 and expert > 1:
-                yield structs.replace(one, expert=expert, expert_tensor=1)
+                yield structs.replace(division, expert=expert, expert_tensor=1)
 
 
-def sharded_ways(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
+def sharded_ways(shape: ModelShape, division: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
     """Yield the schedules and shardings of one division of the devices."""
-    ways = trainer.data if one.shards > 1 else ("ddp",)
-    if one.shards > 1 and one.replicas < one.devices and not trainer.mixes_ddp:
+    ways = trainer.data if division.shards > 1 else ("ddp",)
+    if division.shards > 1 and division.replicas < division.devices and not trainer.mixes_ddp:
         ways = tuple(way for way in ways if way != "ddp")
-    if one.pipeline > 1:
+    if division.pipeline > 1:
         ways = tuple(way for way in ways if way != "fsdp")  # it would gather at every turn
     virtuals = [1]
-    if one.pipeline > 1 and shape.depth % one.pipeline == 0:
-        stage = shape.depth // one.pipeline
+    if division.pipeline > 1 and shape.depth % division.pipeline == 0:
+        stage = shape.depth // division.pipeline
         virtuals += [virtual for virtual in (2, 4) if stage % virtual == 0]
     for virtual in virtuals:
         for data in ways:
-            yield structs.replace(one, virtual=virtual, data=data)
+            yield structs.replace(division, virtual=virtual, data=data)
 
 
 def plans_that_fit(

@@ -48,8 +48,8 @@ class Annotations:
                 name, sequence = name[: numbers.start()], int(numbers["seq"] or NONE)
         elif found := _OF_XLA.match(name):
             is_op, name = int(found["kind"] == "Thunk"), found["name"]
-        place = self._events.place(name[:_LONGEST_NAME])
-        self._rows.extend((process, thread, start, end, place, is_op, sequence, inputs))
+        name_id = self._events.name_id(name[:_LONGEST_NAME])
+        self._rows.extend((process, thread, start, end, name_id, is_op, sequence, inputs))
 
     def write(self) -> None:
         """Put the ranges into the tables, once all are added."""
@@ -66,12 +66,12 @@ class Annotations:
         is_node = np.array([BACKWARD.search(text, 0, LONGEST_NAME) is not None for text in texts], np.bool_)
         for table, chosen in (("ops", is_op), ("ranges", ~is_op)):
             process, thread, start, end, _, _, sequence, inputs = rows[chosen].T
-            of_op = {
+            op_columns = {
                 "sequence": sequence,
                 "inputs": inputs.astype(np.int32),
                 "forward_thread": np.where(sequence >= 0, is_node[name[chosen]], NONE) if texts else sequence,
             }
-            more = of_op if table == "ops" else {}
+            more = op_columns if table == "ops" else {}
             self._events.add(
                 table, process=process, start=start, end=end, thread=thread, name=name[chosen], **more
             )

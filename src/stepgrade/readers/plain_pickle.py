@@ -74,8 +74,8 @@ class Row(tuple[Any, ...]):
 
     def get(self, key: str, default: Plain = None) -> Plain:
         """Return a value by its key."""
-        place = self[0].get(key)
-        return default if place is None else self[place]
+        offset = self[0].get(key)
+        return default if offset is None else self[offset]
 
     def __contains__(self, key: object) -> bool:
         return key in self[0]
@@ -85,7 +85,7 @@ class _Shape(NamedTuple):
     """The rows with the same keys."""
 
     pattern: re.Pattern[bytes]
-    places: dict[str, int]
+    offsets: dict[str, int]
 
 
 def decode(chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool = False) -> Plain:
@@ -109,7 +109,7 @@ class _Machine:
         # What the opcodes of values in rows stand for, by their bytes; texts and lists may be kept again.
         self._known: dict[bytes, Plain] = {}
         self._seen: dict[bytes, Any] = {}
-        self.data, self.place = b"", 0
+        self.data, self.offset = b"", 0
         self.before = 0  # bytes that were left behind
         self.is_last = False  # nothing comes after `data`
         self.stack: list[Plain] = []
@@ -124,13 +124,13 @@ class _Machine:
         while True:
             # Beyond this place an opcode may not be whole; at the end of the source all there is counts.
             safe = self._move()
-            while self.place <= safe and self.needed <= self._most_bytes:
-                data, place = self.data, self.place
-                code = data[place]
-                self.place = place + 1
+            while self.offset <= safe and self.needed <= self._most_bytes:
+                data, offset = self.data, self.offset
+                code = data[offset]
+                self.offset = offset + 1
                 if code == _GET:  # most opcodes are this one and the next two
-                    self.stack.append(memo[data[place + 1]])
-                    self.place = place + 2
+                    self.stack.append(memo[data[offset + 1]])
+                    self.offset = offset + 2
                 elif code == _LONG_GET:
                     self.stack.append(memo[self._whole(4)])
                 elif code == _MEMOIZE:
@@ -140,7 +140,7 @@ class _Machine:
                         raise IndexError
                     check(self.needed, self._most_bytes)
                     return self.stack[0]
-                elif code == _DICT and self._rows(place):
+                elif code == _DICT and self._rows(offset):
                     continue
                 elif code in _OPCODES:
                     _OPCODES[code](self, code)
@@ -154,17 +154,17 @@ class _Machine:
         if len(self.marked) >= DEEPEST:
             return False
         for number, shape in enumerate(self._shapes):
-            self.place = begin
+            self.offset = begin
             self._read_rows(shape)
-            if self.place > begin:
+            if self.offset > begin:
                 self._shapes.insert(0, self._shapes.pop(number))  # more of them will come
                 return True
-        self.place = begin + 1
+        self.offset = begin + 1
         row = _ROW.match(self.data, begin) if len(self._shapes) < _MOST_SHAPES else None
         if row is None:
             return False
         keys = _PAIR.findall(row[0], row[0].index(b"(") + 1)
-        names = {name: place for place, name in enumerate(map(self._value, keys), 1) if type(name) is str}
+        names = {name: offset for offset, name in enumerate(map(self._value, keys), 1) if type(name) is str}
         if len(names) != len(keys) or len(keys) > _MOST_KEYS:
             return False
         pairs = b"".join(re.escape(key) + b"(%b)" % _VALUE for key in keys)
@@ -173,22 +173,22 @@ class _Machine:
 
     def _read_rows(self, shape: _Shape) -> None:
         data, memo, known, value_of = self.data, self.memo, self._known, self._value
-        match, places = shape.pattern.match, shape.places
-        size = _OBJECT_BYTES + len(places) * (
+        match, offsets = shape.pattern.match, shape.offsets
+        size = _OBJECT_BYTES + len(offsets) * (
             _NUMBER_BYTES if self._has_rows else _NUMBER_BYTES + _PAIR_BYTES
         )
-        while self.needed <= self._most_bytes and (found := match(data, self.place)):
+        while self.needed <= self._most_bytes and (found := match(data, self.offset)):
             own = len(memo)
-            is_kept = data[self.place + 1] == _MEMOIZE
+            is_kept = data[self.offset + 1] == _MEMOIZE
             if is_kept:
                 memo.append(_UNDONE)
             values = [known[part] if part in known else value_of(part) for part in found.groups()]
-            row: Any = Row((places, *values)) if self._has_rows else dict(zip(places, values, strict=True))
+            row: Any = Row((offsets, *values)) if self._has_rows else dict(zip(offsets, values, strict=True))
             if is_kept:
                 memo[own] = row
             self.stack.append(row)
             self.needed += size
-            self.place = found.end()
+            self.offset = found.end()
 
     def _value(self, part: bytes) -> Plain:
         """Return what the opcodes of one value in a row stand for, and keep it if they say so."""
@@ -242,31 +242,31 @@ class _Machine:
     def _move(self) -> int:
         """Read on until there is enough for any opcode, or the source ends; return up to where it is."""
         check(self.needed, self._most_bytes)
-        self.before += self.place
-        pieces, size = [self.data[self.place :]], len(self.data) - self.place
+        self.before += self.offset
+        pieces, size = [self.data[self.offset :]], len(self.data) - self.offset
         while size <= _LONGEST_ARGUMENT and not self.is_last:
             chunk = next(self._chunks, b"")
             self.is_last = not chunk
             pieces.append(chunk)
             size += len(chunk)
-        self.data, self.place = b"".join(pieces), 0
+        self.data, self.offset = b"".join(pieces), 0
         if not size:
             raise _cut_off()
         return size - 1 if self.is_last else size - _LONGEST_ARGUMENT
 
     def _part(self, size: int) -> bytes:
         """Return so many bytes and go on behind them."""
-        part = self.data[self.place : self.place + size]
+        part = self.data[self.offset : self.offset + size]
         if len(part) < size:
             raise _cut_off()
-        self.place += size
+        self.offset += size
         return part
 
     def _whole(self, size: int) -> int:
         return int.from_bytes(self._part(size), "little")
 
     def _refusal(self, name: str, why: str) -> BadInput:
-        where = f"at byte {self.before + self.place - 1}"
+        where = f"at byte {self.before + self.offset - 1}"
         hint = "what PyTorch dumps holds plain values only: write it again"
         return BadInput(f"is a pickle with the opcode {name}, which {why}, {where}", hint=hint)
 
@@ -275,11 +275,11 @@ class _Machine:
         return items
 
     def protocol(self, _: int) -> None:
-        if self.before + self.place != 1 or not 2 <= self._whole(1) <= _NEWEST_PROTOCOL:
+        if self.before + self.offset != 1 or not 2 <= self._whole(1) <= _NEWEST_PROTOCOL:
             raise self._refusal("PROTO", "does not begin the file, or is not known")
 
     def frame(self, _: int) -> None:
-        begins, size = self.before + self.place + _FRAME_BYTES, self._whole(_FRAME_BYTES)
+        begins, size = self.before + self.offset + _FRAME_BYTES, self._whole(_FRAME_BYTES)
         if not size or begins < self.frame_end:
             raise self._refusal("FRAME", "is empty, or inside another one")
         self.frame_end = begins + size
@@ -353,11 +353,11 @@ class _Machine:
         into = self.stack[-1]
         if type(into) is not dict or len(items) % 2:
             raise TypeError
-        for place in range(0, len(items), 2):
-            key = items[place]
+        for offset in range(0, len(items), 2):
+            key = items[offset]
             if type(key) is not str:  # numbers can be made to collide
                 raise TypeError
-            into[key] = items[place + 1]
+            into[key] = items[offset + 1]
         self.needed += len(items) * _PAIR_BYTES // 2
 
 

@@ -80,14 +80,14 @@ class Events:
         self._joined: dict[str, Columns] = {}
         self._left: set[int] = set()
 
-    def place(self, text: str) -> int:
+    def name_id(self, text: str) -> int:
         """Return the place of a text among `strings`."""
         return self.strings.setdefault(text[:_LONGEST_NAME], len(self.strings))
 
-    def places(self, numbers: Column, texts: dict[int, str]) -> Ids:
+    def name_ids(self, numbers: Column, texts: dict[int, str]) -> Ids:
         """Return the places of texts that a column has by number."""
         found = groups(numbers)
-        table = [self.place(texts.get(number, "?")) for number in found.values.tolist()]
+        table = [self.name_id(texts.get(number, "?")) for number in found.values.tolist()]
         return np.array(table, np.int32)[found.which]
 
     def add(self, table: str, **columns: Column | int) -> None:

@@ -53,8 +53,8 @@ def shown_url(url: str) -> str:
     match = _URL.match(url)
     if match is None:
         return url
-    place = re.split(r"[?#]", match[2], maxsplit=1)[0] if match[1].lower().startswith("http") else match[2]
-    host, slash, path = place.partition("/")
+    location = re.split(r"[?#]", match[2], maxsplit=1)[0] if match[1].lower().startswith("http") else match[2]
+    host, slash, path = location.partition("/")
     return f"{match[1]}://{host.rpartition('@')[2]}{slash}{path}"
 
 
@@ -67,17 +67,17 @@ def find(url: str) -> list[RemoteFile] | None:
         if not is_web and _GLOB & set(path):
             found = files.glob(path, detail=True)
         elif not is_web and (url.endswith("/") or files.isdir(path)):
-            found = {one["name"]: one for one in files.ls(path, detail=True)}
+            found = {entry["name"]: entry for entry in files.ls(path, detail=True)}
         else:
             return None
     return [
         RemoteFile(
             url=f"{scheme}://{name.lstrip('/')}",
             name=shown_url(f"{scheme}://{name.lstrip('/')}"),
-            size_bytes=int(one.get("size") or 0),
+            size_bytes=int(entry.get("size") or 0),
         )
-        for name, one in found.items()
-        if one.get("type") == "file"
+        for name, entry in found.items()
+        if entry.get("type") == "file"
     ]
 
 
@@ -114,7 +114,7 @@ def _store(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingExtra(f"reading {scheme}:// needs a package", hint=hint) from error
     except Exception as error:  # noqa: BLE001  every store has errors of its own
-        raise _said(error, url) from None
+        raise _read_error(error, url) from None
     return files, path
 
 
@@ -126,7 +126,7 @@ def _in_words(url: str) -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:  # noqa: BLE001  every store has errors of its own
-        raise _said(error, url) from None  # the cause may quote the signed URL
+        raise _read_error(error, url) from None  # the cause may quote the signed URL
 
 
 def status_of(error: BaseException | None) -> int | None:
@@ -142,7 +142,7 @@ def status_of(error: BaseException | None) -> int | None:
     return None
 
 
-def _said(error: Exception, url: str) -> BadInput:
+def _read_error(error: Exception, url: str) -> BadInput:
     name, status = shown_url(url), status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
         hint = "the store refuses these credentials, or has no such file and does not say so"
@@ -171,9 +171,9 @@ class _InWords:
             data: bytes = self._file.read(most)
             return data
 
-    def seek(self, place: int) -> int:
+    def seek(self, location: int) -> int:
         with _in_words(self._url):
-            at: int = self._file.seek(place)
+            at: int = self._file.seek(location)
             return at
 
     def close(self) -> None:

@@ -80,12 +80,12 @@ class _Metrics(Struct):
     @property
     def seconds(self) -> float:
         """Return how long it took; versions say it in their own way, and backward passes in another."""
-        told = (
+        durations = (
             self.entire_frame_compile_time_s,
             (self.duration_us or 0.0) / 1e6,
             self.inductor_compile_time_s,
         )
-        return next((value for value in told if value and isfinite(value) and 0 < value < _LARGEST), 0.0)
+        return next((value for value in durations if value and isfinite(value) and 0 < value < _LARGEST), 0.0)
 
 
 class _Record(Struct):
@@ -125,7 +125,7 @@ class _Frame:
         self.seconds += metrics.seconds
         if metrics.co_name and self.function is None:
             self.function = metrics.co_name[:_LONGEST_TEXT]
-            self.where = _place(metrics.co_filename or "", metrics.co_firstlineno or 0, metrics.co_name)
+            self.where = _location(metrics.co_filename or "", metrics.co_firstlineno or 0, metrics.co_name)
         if metrics.fail_reason:
             self.failure = _sentence(metrics.fail_reason)
 
@@ -287,7 +287,7 @@ def lines_in(source: ByteSource) -> Iterator[bytes]:
         yield begun
 
 
-def _place(path: str, line: int, function: str) -> str | None:
+def _location(path: str, line: int, function: str) -> str | None:
     """Return file.py:line as it is shown; None for what has no line."""
     return (
         read_frame(f"{path[:1000]}({line}): {function[:_LONGEST_TEXT]}").where if path and line > 0 else None
@@ -323,9 +323,9 @@ def broken_at(payload: str) -> tuple[str | None, str | None, str]:
     lines = [each for each in lines if each[2].is_user] or lines
     at = _BREAK_AT.search(own)
     function = lines[-1][1] if lines else None
-    where = _place(at[1], int(at[2]), function or "") if at else lines[-1][2].where if lines else None
-    explained, told = _EXPLAINED.search(own), _REASON.search(own)
-    reason = (told[1] or told[2] or "") if told else own
+    where = _location(at[1], int(at[2]), function or "") if at else lines[-1][2].where if lines else None
+    explained, durations = _EXPLAINED.search(own), _REASON.search(own)
+    reason = (durations[1] or durations[2] or "") if durations else own
     if explained:
         reason = f"{explained[1].removeprefix('Graph Break Reason: ')}: {explained[2]}"
     return where, function, _sentence(without_address(reason))

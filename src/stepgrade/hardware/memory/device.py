@@ -101,10 +101,10 @@ def stage_memory(shape: ModelShape, plan: Plan, rank: int) -> StageMemory:
         again += 2 * widest * plan.value_bytes * tokens / plan.parallel.tensor
 
     # The head's gradient is the first of the backward pass, and whole before it is sharded.
-    of_head = 0.0
+    head_bytes = 0.0
     if stage.is_last and not plan.is_frozen and not static.gradients_kept:
         size = plan.value_bytes if plan.parallel.zero_stage == 3 else min(each.gradient, 4.0)
-        of_head = (held.head or held.embedding) * size
+        head_bytes = (held.head or held.embedding) * size
     temporary = optimizer_temporaries(plan, stage, static, each)
 
     def parts(
@@ -122,7 +122,7 @@ def stage_memory(shape: ModelShape, plan: Plan, rank: int) -> StageMemory:
     before, unsharded = static.gradients_kept, buffers.gradients + buffers.layer_gradients
     phases: dict[Phase, Parts] = {
         "loss": parts(before, kept, loss, buffers.gradients if plan.micro_batches > 1 else 0.0),
-        "backward": parts(before or of_head, kept + again, 0.0, unsharded),
+        "backward": parts(before or head_bytes, kept + again, 0.0, unsharded),
         "end_of_backward": parts(
             static.gradients,
             one_layer,

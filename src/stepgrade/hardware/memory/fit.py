@@ -104,8 +104,8 @@ def anchor_offset(shape: ModelShape, plan: Plan, anchor: Anchor) -> float:
     """Return how many bytes more than predicted the measured run took."""
     same = structs.replace(plan, batch=anchor.batch or plan.batch, seq=anchor.seq or plan.seq)
     predicted = memory_need(shape, same)
-    said = predicted.allocated_bytes if anchor.kind == "allocated" else predicted.reserved_bytes
-    return anchor.peak_bytes - said
+    peak_bytes = predicted.allocated_bytes if anchor.kind == "allocated" else predicted.reserved_bytes
+    return anchor.peak_bytes - peak_bytes
 
 
 def largest_micro_batch(shape: ModelShape, plan: Plan, capacity: float, offset: float | None = None) -> int:

@@ -50,12 +50,12 @@ def stage_of(shape: ModelShape, plan: Plan, rank: int) -> Stage:
     least, more = divmod(shape.depth, parallel.pipeline)
     first = rank * least + min(rank, more)
     last = first + least + (rank < more)
-    held, place = [], 0
+    held, layer_index = [], 0
     for layer in shape.layers:
-        inside = min(last, place + layer.count) - max(first, place)
+        inside = min(last, layer_index + layer.count) - max(first, layer_index)
         if inside > 0:
             held.append((layer, inside))
-        place += layer.count
+        layer_index += layer.count
     in_flight = float(min(count, parallel.pipeline - rank))
     if parallel.virtual > 1:
         # Interleaved 1F1B: chunks in flight, each a part of the stage.
@@ -75,13 +75,13 @@ def held_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> Held:
     split = plan.parallel.expert * plan.expert_tensor
     matrices = experts = vectors = largest = 0.0
     for layer, count in stage.layers:
-        of_experts = sum(part.copies * part.size for part in layer.linears if part.copies > 1) / split
+        expert_size = sum(part.copies * part.size for part in layer.linears if part.copies > 1) / split
         routers = sum(part.size for part in layer.linears if part.name == "router")
         whole = sum(part.size for part in layer.linears if part.copies == 1) - routers
         matrices += count * whole / tensor
-        experts += count * of_experts
+        experts += count * expert_size
         vectors += count * (layer.vectors + routers)
-        largest = max(largest, whole / tensor + of_experts + layer.vectors + routers)
+        largest = max(largest, whole / tensor + expert_size + layer.vectors + routers)
     table = (shape.head + shape.positions) / tensor if stage.is_first else 0.0
     # A tied head is the embedding itself, unless the two live on different stages.
     has_head = stage.is_last and not (shape.tied and stage.is_first)

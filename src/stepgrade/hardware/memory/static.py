@@ -58,8 +58,8 @@ def stored(plan: Plan) -> Stored:
 
 def _states(plan: Plan, size: float) -> float:
     """Return the optimizer's bytes per parameter; torch keeps AdamW's states in the parameter's precision."""
-    one = {"adamw": 2 * size, "sgd-momentum": size, "muon": size}
-    return one[plan.optimizer] if plan.optimizer in one else _STATES[plan.optimizer]
+    states = {"adamw": 2 * size, "sgd-momentum": size, "muon": size}
+    return states[plan.optimizer] if plan.optimizer in states else _STATES[plan.optimizer]
 
 
 def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> Static:
@@ -84,8 +84,8 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
         if plan.optimizer == "muon":
             # Matrices have one state; embedding, head and norms have AdamW's two.
             rest = held.vectors + held.embedding + held.head
-            one = each.states - (WEIGHTS[plan.weights][2] if plan.value_bytes == 2 else 0.0)
-            optimizer += rest * one / (shards if parallel.zero_stage >= 1 else 1)
+            states = each.states - (WEIGHTS[plan.weights][2] if plan.value_bytes == 2 else 0.0)
+            optimizer += rest * states / (shards if parallel.zero_stage >= 1 else 1)
     if plan.optimizer_in_backward:
         gradients = min(gradients, 2 * held.largest_layer * each.gradient)
     if plan.offload in ("optimizer", "parameters"):

@@ -15,9 +15,9 @@ _MISSING: Any = object()
 class Fields:
     """The fields of one config under their place in the file."""
 
-    def __init__(self, values: dict[str, Any], place: str = "") -> None:
+    def __init__(self, values: dict[str, Any], prefix: str = "") -> None:
         self._values = values
-        self._place = place
+        self._prefix = prefix
 
     def whole(
         self, *names: str, default: int | None = _MISSING, most: int = MOST_WIDE, least: int = 1
@@ -75,7 +75,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.refuse(name, f"must be an object, not {_shown(value)}")
-        return Fields({**(defaults or {}), **value}, f"{self._place}{name}.")
+        return Fields({**(defaults or {}), **value}, f"{self._prefix}{name}.")
 
     def declares(self, name: str) -> bool:
         """Tell whether a field is there, null or not."""
@@ -93,7 +93,7 @@ class Fields:
 
     def refuse(self, name: str | None, problem: str) -> BadInput:
         """Return an error at field `name`."""
-        return BadInput(problem, where=f"{self._place}{name}")
+        return BadInput(problem, where=f"{self._prefix}{name}")
 
     def _first(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
         present = [name for name in names if name in self._values]

@@ -193,9 +193,9 @@ def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> 
         used = distinct(np.concatenate([table[field] for table in tables]))
         used = used[used >= 0]
         for table in tables:
-            places = np.searchsorted(used, table[field]).astype(np.int32)
-            table[field] = np.where(table[field] >= 0, places, np.int32(NONE))
-        kept[things] = tuple(shared[things][place] for place in used.tolist())
+            indices = np.searchsorted(used, table[field]).astype(np.int32)
+            table[field] = np.where(table[field] >= 0, indices, np.int32(NONE))
+        kept[things] = tuple(shared[things][index] for index in used.tolist())
     return kept | _models(own)
 
 
@@ -234,20 +234,20 @@ def launch_of(
     )
 
 
-def _renumber_inputs(tables: Tables, of_hosts: Sequence[Columns]) -> tuple[Inputs, ...]:
+def _renumber_inputs(tables: Tables, host_tables: Sequence[Columns]) -> tuple[Inputs, ...]:
     kept: dict[Inputs, int] = {}
-    places = []
+    indices = []
     for joined in tables.inputs:
         inputs = split_inputs(joined)
-        places.append(NONE if inputs is None else kept.setdefault(inputs, len(kept)))
-    for table in of_hosts:
-        _renumber(table, "inputs", places)
+        indices.append(NONE if inputs is None else kept.setdefault(inputs, len(kept)))
+    for table in host_tables:
+        _renumber(table, "inputs", indices)
     return tuple(kept)
 
 
-def _renumber(table: Columns, name: str, places: list[int]) -> None:
-    if places != list(range(len(places))):
-        table[name] = np.array(places, dtype=np.int32)[table[name]]
+def _renumber(table: Columns, name: str, indices: list[int]) -> None:
+    if indices != list(range(len(indices))):
+        table[name] = np.array(indices, dtype=np.int32)[table[name]]
 
 
 def _set_copy_directions(work: Columns, strings: tuple[str, ...]) -> None:

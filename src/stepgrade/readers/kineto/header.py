@@ -213,13 +213,13 @@ def header_of(keys: dict[str, object]) -> Header:
     spread = spread if isinstance(spread, dict) else {}
     backend, listed = spread.get("backend"), keys.get("devices")
     devices = []
-    for place, properties in enumerate(listed[:_MOST_DEVICES] if isinstance(listed, list) else ()):
+    for position, properties in enumerate(listed[:_MOST_DEVICES] if isinstance(listed, list) else ()):
         if not isinstance(properties, dict):
             continue
         name, index = properties.get("name"), whole(properties.get("id"))
         major, minor = whole(properties.get("computeMajor")), whole(properties.get("computeMinor"))
         device = TraceDevice(
-            index=place if index is None else index,
+            index=position if index is None else index,
             name=name if isinstance(name, str) and name else None,
             memory_bytes=whole(properties.get("totalGlobalMem")),
             sm_count=whole(properties.get("numSms")),

@@ -219,14 +219,14 @@ class Tables:
             "rank": self._rank_column(rows.events, args),
         }
         host = rows.events[: rows.host_count]
-        placed, placed_args = rows.events[rows.host_count :], args[rows.host_count :]
+        on_device, device_args = rows.events[rows.host_count :], args[rows.host_count :]
         parts = {name: args[part] for name, part in rows.parts.items()}
         work = len(parts["work"])
-        places: Batch = {"device": (), "stream": ()}
-        if placed:
-            devices = filled(longs([arg.device for arg in placed_args]), lambda row: placed[row].pid)
-            streams = filled(longs([arg.stream for arg in placed_args]), lambda row: placed[row].tid)
-            places = {"device": small(devices), "stream": streams}
+        device_columns: Batch = {"device": (), "stream": ()}
+        if on_device:
+            devices = filled(longs([arg.device for arg in device_args]), lambda row: on_device[row].pid)
+            streams = filled(longs([arg.stream for arg in device_args]), lambda row: on_device[row].tid)
+            device_columns = {"device": small(devices), "stream": streams}
         own: dict[str, Batch] = {
             "ops": {
                 "sequence": longs([arg.sequence for arg in parts["ops"]]),
@@ -247,16 +247,16 @@ class Tables:
                 "bytes": longs([arg.size for arg in parts["work"]]),
                 "collective": self._collective_column(parts["work"]),
                 "launch": self._launch_column(parts["work"]),
-                **{key: column[:work] for key, column in places.items()},
+                **{key: column[:work] for key, column in device_columns.items()},
             },
-            "device_ranges": {key: column[work:] for key, column in places.items()},
+            "device_ranges": {key: column[work:] for key, column in device_columns.items()},
         }
         threads = self._threads(host)
         if any(arg.task is not None for arg in parts["work"]):
             # The flow that leads to a kernel of an NPU is called by when the kernel starts.
             ids = np.frombuffer(own["work"]["correlation"], dtype=np.int64)
-            of_npu = np.array([arg.task is not None for arg in parts["work"]])
-            own["work"]["correlation"] = np.where(of_npu, common["start_ns"][rows.parts["work"]], ids)
+            is_npu = np.array([arg.task is not None for arg in parts["work"]])
+            own["work"]["correlation"] = np.where(is_npu, common["start_ns"][rows.parts["work"]], ids)
         for name, part in rows.parts.items():
             own[name] |= {key: column[part] for key, column in common.items()}
             own[name]["thread"] = threads[part]
@@ -344,7 +344,7 @@ class Tables:
         if names.count(None) == len(names):
             return array("i", [NONE]) * len(names)
         numbers = array("i", [NONE]) * len(names)
-        for place, arg in enumerate(args):
+        for index, arg in enumerate(args):
             if arg.collective is not None:
                 collective = Collective(
                     name=_text(arg.collective),
@@ -356,7 +356,7 @@ class Tables:
                     group_ranks=_text(arg.group_ranks),
                     peer=_count(arg.target_rank if arg.collective == "send" else arg.source_rank),
                 )
-                numbers[place] = self.collectives[collective]
+                numbers[index] = self.collectives[collective]
         return numbers
 
 

@@ -15,18 +15,18 @@ _SAME_TOKENS = 0.02
 
 def world_size(header: LogHeader, ranks: int = 1) -> int | None:
     """Return how many devices trained, by what the log says first; None where nothing does."""
-    said = header.whole("global_num_gpus", "world_size", "world")
+    printed = header.whole("global_num_gpus", "world_size", "world")
     micro, rank = header.numbers.get("micro_tokens"), header.numbers.get("rank_tokens")
     if micro and rank:
-        said = max(said or 1, round(micro / rank))
-    if said is None and (local := header.whole("local_world")):
-        said = local * (header.whole("nodes") or 1)
-    if said is None:
+        printed = max(printed or 1, round(micro / rank))
+    if printed is None and (local := header.whole("local_world")):
+        printed = local * (header.whole("nodes") or 1)
+    if printed is None:
         batch, each = header.whole("global_batch_size"), header.whole("micro_batch_size")
         steps = header.whole("accumulation") or 1
         if batch and each and batch % (each * steps) == 0:
-            said = batch // (each * steps)
-    return said if said is not None else ranks if ranks > 1 else None
+            printed = batch // (each * steps)
+    return printed if printed is not None else ranks if ranks > 1 else None
 
 
 def world_by_rates(table: Table, paces: Paces | None = None) -> int | None:
@@ -50,12 +50,12 @@ def device_of(header: LogHeader) -> DeviceSeen | None:
     return DeviceSeen(name=name, memory_bytes=round(size) if size else None) if name else None
 
 
-def tokens_said(table: Table, header: LogHeader) -> float | None:
+def printed_tokens(table: Table, header: LogHeader) -> float | None:
     """Return the tokens of one step of all devices, as the log says them outright."""
-    if "step_tokens" in table and (told := middle_of(table["step_tokens"])) is not None:
-        return told
-    if said := header.numbers.get("step_tokens"):
-        return said
+    if "step_tokens" in table and (middle := middle_of(table["step_tokens"])) is not None:
+        return middle
+    if printed := header.numbers.get("step_tokens"):
+        return printed
     seq = header.whole("seq_length")
     batch = header.whole("global_batch_size", "train_batch_size")
     samples = float(batch) if batch else middle_of(table["step_samples"]) if "step_samples" in table else None
@@ -63,7 +63,7 @@ def tokens_said(table: Table, header: LogHeader) -> float | None:
 
 
 def tokens_per_step(
-    table: Table, header: LogHeader, paces: Paces, world: int | None, said: float | None
+    table: Table, header: LogHeader, paces: Paces, world: int | None, printed: float | None
 ) -> float | None:
     """Return the tokens of a step of all devices: as counted, else by rate and time, else as the log says."""
     counted = _gained(table, "tokens", paces)
@@ -73,18 +73,18 @@ def tokens_per_step(
     if rate is None and "tok_s_device" in table:
         rate = table["tok_s_device"] * (world or 1)
     measured = middle_of(rate * paces.step_s) if rate is not None else None
-    if measured is not None and not (said and abs(measured / said - 1.0) < _SAME_TOKENS):
+    if measured is not None and not (printed and abs(measured / printed - 1.0) < _SAME_TOKENS):
         return measured
     samples, seq = _gained(table, "samples", paces), header.whole("seq_length")
-    return said or (samples * seq if samples and seq else None)
+    return printed or (samples * seq if samples and seq else None)
 
 
 def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | None:
     """Return the samples of a step of all devices."""
-    if "step_samples" in table and (told := middle_of(table["step_samples"])) is not None:
-        return told
-    if said := header.whole("global_batch_size", "train_batch_size"):
-        return float(said)
+    if "step_samples" in table and (middle := middle_of(table["step_samples"])) is not None:
+        return middle
+    if printed := header.whole("global_batch_size", "train_batch_size"):
+        return float(printed)
     counted = _gained(table, "samples", paces)
     return counted or (middle_of(table["samples_s"] * paces.step_s) if "samples_s" in table else None)
 

@@ -14,9 +14,9 @@ from stepgrade.model.step_log import Reason, RunFacts, StepLog
 from stepgrade.readers.logs.amounts import (
     device_of,
     peak_memory,
+    printed_tokens,
     samples_per_step,
     tokens_per_step,
-    tokens_said,
     world_by_rates,
     world_size,
 )
@@ -30,7 +30,7 @@ from stepgrade.readers.logs.paces import (
     middle_of,
     paces_of,
     steps_apart,
-    with_times_told_apart,
+    with_times_classified,
 )
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 from stepgrade.readers.logs.values import clock_kind
@@ -63,7 +63,7 @@ def best_rows(scanned: ScannedLog) -> Rows | None:
     return max(with_steps, key=worth, default=None)
 
 
-def with_what_stands_beside(table: Table, scanned: ScannedLog, rows: Rows) -> None:
+def add_from_other_dialects(table: Table, scanned: ScannedLog, rows: Rows) -> None:
     """Add what lines of other dialects say that have no number of a step: those of the last step before them.
 
     The Trainer's dicts stand beside a progress bar, Megatron-Bridge's utilisation beside Megatron's line.
@@ -71,12 +71,12 @@ def with_what_stands_beside(table: Table, scanned: ScannedLog, rows: Rows) -> No
     for other in scanned.rows:
         if other is rows or "step" in other.columns or not len(table["at"]):
             continue
-        places = np.searchsorted(table["at"], np.frombuffer(other.columns["at"]), side="right") - 1
+        rows_before = np.searchsorted(table["at"], np.frombuffer(other.columns["at"]), side="right") - 1
         for name in _BESIDE:
             if name in table or name not in other.columns:
                 continue
             column = np.full(len(table["step"]), nan)
-            column[np.maximum(places, 0)] = np.frombuffer(other.columns[name])
+            column[np.maximum(rows_before, 0)] = np.frombuffer(other.columns[name])
             table[name] = column
 
 
@@ -88,7 +88,7 @@ class LoggedSteps(Struct, frozen=True, kw_only=True):
     attempts: list[int]
     paces: Paces
     world: int | None
-    said_tokens: float | None
+    printed_tokens: float | None
     notes: tuple[Note, ...]
 
 
@@ -99,7 +99,7 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         return None
     dialect, header = rows.dialect, scanned.header
     table, ranks = table_of(rows)
-    table, is_of_interval, unclear = with_times_told_apart(table)
+    table, is_of_interval, unclear = with_times_classified(table)
     if is_of_interval:
         dialect = structs.replace(dialect, mean="interval")
     total = header.whole("total_steps")
@@ -111,9 +111,9 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
     apart = steps_apart(table["step"])
     if is_coarse(table):
         table, attempts = coarser(table, attempts, COARSE_S)
-    with_what_stands_beside(table, scanned, rows)
-    world, said = world_size(header, ranks) or world_by_rates(table), tokens_said(table, header)
-    paces = paces_of(table, dialect, world, said, apart)
+    add_from_other_dialects(table, scanned, rows)
+    world, printed = world_size(header, ranks) or world_by_rates(table), printed_tokens(table, header)
+    paces = paces_of(table, dialect, world, printed, apart)
     world = world or world_by_rates(table, paces)
     variant = next((v for v in dialect.variants if v.has in table and v.lacks not in table), None)
     if variant is not None:
@@ -137,7 +137,7 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         attempts=attempts,
         paces=paces,
         world=world,
-        said_tokens=said,
+        printed_tokens=printed,
         notes=tuple(notes),
     )
 
@@ -151,7 +151,7 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
     header, table, paces = scanned.header, logged.table, logged.paces
     log = step_log_of(scanned, logged)
     samples, counts, left_out = samples_of(log)
-    tokens = tokens_per_step(table, header, paces, logged.world, logged.said_tokens)
+    tokens = tokens_per_step(table, header, paces, logged.world, logged.printed_tokens)
     return Profile(
         source=Source(format=LOG, files=(name,), producer=producer or f"log of {logged.dialect.framework}"),
         work="training",
@@ -198,9 +198,9 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
     flops, mfu = numbers.get("flops_per_token"), _late_median(table, "mfu")
     if mfu is not None and mfu > _MOST_SHARE:
         mfu /= 100.0  # metric files have shares and per cents under the same name
-    of_step = numbers.get("device_step_flops")
-    if flops is None and of_step and tokens:
-        flops = of_step * (logged.world or 1) / tokens
+    device_flops = numbers.get("device_step_flops")
+    if flops is None and device_flops and tokens:
+        flops = device_flops * (logged.world or 1) / tokens
     if flops is None and not counts_recompute and {"tflops_device", "tok_s_device"} <= table.keys():
         flops = middle_of(table["tflops_device"] * 1e12 / table["tok_s_device"])
     return RunFacts(
@@ -256,8 +256,8 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     table, paces, attempts = logged.table, logged.paces, logged.attempts
     reasons: list[Reason] = []
     rows = len(table["step"])
-    places = np.searchsorted(table["at"], [event.at for event in scanned.events]).tolist()
-    for event, row in zip(scanned.events, places, strict=True):
+    rows_before = np.searchsorted(table["at"], [event.at for event in scanned.events]).tolist()
+    for event, row in zip(scanned.events, rows_before, strict=True):
         if row < rows:
             reasons.append(Reason(row, event.kind, event.seconds))
     usual = float(np.nanmedian(paces.step_s))
@@ -274,8 +274,8 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
         first, last = scanned.times.get(clock_kind(float(times[0])), (nan, nan))
         if logged.dialect.has_own_events:  # other lines may be in another time zone
             first, last = scanned.header.event_times or (nan, nan)
-        of_first = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
-        before = max(0.0, float(times[0]) - first - of_first) if isfinite(first) else 0.0
+        first_s = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
+        before = max(0.0, float(times[0]) - first - first_s) if isfinite(first) else 0.0
         after = max(0.0, last - float(times[-1])) if isfinite(last) else 0.0
     wall = np.nan_to_num(paces.wall_s, nan=0.0)
     step_s = np.where(np.isfinite(paces.step_s), paces.step_s, wall / paces.count)
@@ -395,7 +395,7 @@ def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profil
         source=Source(format=LOG, files=(name,), producer=f"log of {logged.dialect.framework}"),
         work="training",
         recorded_steps=len(logged.table["step"]),
-        tokens_per_step=logged.said_tokens,
+        tokens_per_step=logged.printed_tokens,
         device=device_of(scanned.header),
         notes=tuple(note for note in logged.notes if note.text != text),
         warnings=(warning, *_losses(scanned, logged)),

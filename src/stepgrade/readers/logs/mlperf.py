@@ -49,16 +49,16 @@ class MlperfEvents:
         if not batch:
             return None
         if done is None:
-            row = self._told_by_rate(event, stamp, batch)
+            row = self._row_by_rate(event, stamp, batch)
             self._done = self._done if row is None else row["samples"]
             return row
-        row = self._told(
+        row = self._row_by_samples(
             event, stamp, {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
         )
         self._done = done if row is not None else self._done
         return row
 
-    def _told(
+    def _row_by_samples(
         self, event: dict[str, object], stamp: float, row: dict[Column, float]
     ) -> dict[Column, float] | None:
         """Return what an event says of the samples so far; None for one that only repeats it."""
@@ -86,7 +86,7 @@ class MlperfEvents:
         is_start = key in ("block_start", "run_start") and not row["step"]
         return row if is_start or key in ("block_stop", "run_stop") else None
 
-    def _told_by_rate(
+    def _row_by_rate(
         self, event: dict[str, object], stamp: float, batch: float
     ) -> dict[Column, float] | None:
         """Return what an event says that counts epochs, if its rate and its time agree on their samples.
@@ -134,11 +134,11 @@ class MlperfEvents:
             return 0.0
         if not isinstance(about, dict):
             return None
-        first, of_block = figure_of(about.get("first_epoch_num")), figure_of(about.get("epoch_count"))
+        first, block_size = figure_of(about.get("first_epoch_num")), figure_of(about.get("epoch_count"))
         if key == "block_start":
-            self._block = of_block
+            self._block = block_size
         elif first is not None:
-            first += of_block if of_block is not None else self._block or 0.0
+            first += block_size if block_size is not None else self._block or 0.0
         batch, seq = (self._header.numbers.get(name, 0.0) for name in ("global_batch_size", "seq_length"))
         samples = figure_of(about.get("samples_count"))
         if samples is not None:

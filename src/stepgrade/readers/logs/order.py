@@ -53,24 +53,24 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
     attempts: list[int] = []
     begun: list[int] = []  # where a time that is counted from the start of an epoch or attempt begins again
     before = 0.0
-    for place, number in enumerate(steps):
+    for row, number in enumerate(steps):
         if not 0.0 <= number < _MOST_STEPS:
             continue
         if kept:
-            last, total = steps[kept[-1]], totals[place]
+            last, total = steps[kept[-1]], totals[row]
             has_ended = number <= _NEAR_START * total and _NEAR_END * total <= last != number
-            is_next = epochs[place] > epochs[kept[-1]] or has_ended
+            is_next = epochs[row] > epochs[kept[-1]] or has_ended
             if number == last and not is_next:
                 continue
             if is_next:
                 before += total if isfinite(total) else last
                 begun.append(len(kept))
             elif number < last:
-                later = [step for step in steps[place + 1 : place + 4] if step != number][:1]
+                later = [step for step in steps[row + 1 : row + 4] if step != number][:1]
                 if isfinite(total) or any(step > last for step in later):
                     continue  # another rank's line, or a bar that was drawn again
                 attempts.append(len(kept))
-        kept.append(place)
+        kept.append(row)
         offsets.append(before)
     table = _only(table, np.array(kept, dtype=np.int64))
     table["step"] = table["step"] + np.array(offsets)
@@ -96,13 +96,13 @@ def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, l
     times = table[name].tolist()
     starts = set(attempts)
     kept: list[int] = []
-    for place, now in enumerate(times):
-        if not kept or place in starts or now - times[kept[-1]] >= least_s or place + 1 in starts:
-            kept.append(place)
+    for row, now in enumerate(times):
+        if not kept or row in starts or now - times[kept[-1]] >= least_s or row + 1 in starts:
+            kept.append(row)
     if kept[-1] != len(times) - 1:
         kept.append(len(times) - 1)  # with which the run ends, however soon after the one before
-    places = {old: new for new, old in enumerate(kept)}
-    return _only(table, np.array(kept, dtype=np.int64)), [places[start] for start in attempts]
+    new_rows = {old: new for new, old in enumerate(kept)}
+    return _only(table, np.array(kept, dtype=np.int64)), [new_rows[start] for start in attempts]
 
 
 def later_by(times: Floats) -> Floats:

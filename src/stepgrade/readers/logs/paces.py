@@ -68,7 +68,7 @@ def paces_of(
     clock_s = 0.0
     if np.isfinite(wall).any():
         clock_s = 1.0 if bool(np.all(since[np.isfinite(since)] % 1.0 == 0.0)) else 0.001
-    step_s = said_times(table, dialect, counts, world, step_tokens)
+    step_s = printed_times(table, dialect, counts, world, step_tokens)
     if not np.isfinite(step_s).any():
         step_s, is_mean = wall / counts, True
         if not has_clock and isfinite(elapsed[0]) and table["step"][0] > 0.0:
@@ -109,7 +109,7 @@ def counts_of(steps: Floats, usual: float) -> Floats:
     return np.where(counts <= 0.0, usual, counts)
 
 
-def said_times(
+def printed_times(
     table: Table, dialect: Dialect, counts: Floats, world: int | None, step_tokens: float | None
 ) -> Floats:
     """Return the seconds of a step that a log prints, or that its rates make; nan where it does neither."""
@@ -133,7 +133,7 @@ def is_coarse(table: Table) -> bool:
     return float(times[-1] - times[0]) > 2.0 * COARSE_S and float(np.median(np.diff(times))) < COARSE_S
 
 
-def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
+def with_times_classified(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
     """Return the lines with what their times are of, and whether that is the steps since the last line."""
     table = dict(table)
     steps = table["step"]
@@ -159,8 +159,8 @@ def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
     if apart <= 1.0:
         table["step_s"] = times
         return table, False, ()
-    of_one = _usual_step_s(table)
-    if of_one is None:
+    step_s_usual = _usual_step_s(table)
+    if step_s_usual is None:
         text = (
             f"the log prints a time every {show_count(apart)} steps, which may be that of one step or of all "
             f"{show_count(apart)}: [[dialect]] in stepgrade.toml can say which"
@@ -168,7 +168,7 @@ def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
         return table, False, (Note("time_unclear", text),)
     middle = float(np.median(known))
     # Nearer to that of one step, or to that of all of them?
-    is_of_all = middle > of_one * apart**0.5
+    is_of_all = middle > step_s_usual * apart**0.5
     table["interval_s" if is_of_all else "step_s"] = times
     return table, is_of_all, ()
 

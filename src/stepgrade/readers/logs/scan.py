@@ -110,8 +110,8 @@ class Rows:
         """Keep every second row, with the time of the one before it in its own."""
         durations = self.columns.get("step_s")
         if durations is not None:
-            for place in range(0, self.count - 1, 2):
-                durations[place + 1] = (durations[place] + durations[place + 1]) / 2.0
+            for offset in range(0, self.count - 1, 2):
+                durations[offset + 1] = (durations[offset] + durations[offset + 1]) / 2.0
         for name in self.columns:
             self.columns[name] = self.columns[name][1::2]
         self.count = len(next(iter(self.columns.values())))
@@ -247,9 +247,9 @@ class LogScanner:
         read = self._readers.get(dialect.name) or self._readers.setdefault(
             dialect.name, dialect.open(self._context)
         )
-        place = done = 0
+        offset = done = 0
         before = min(self._ends.get(dialect.name, 0) - self._offset, 0)
-        while (hit := text.find(anchor, place)) >= 0:
+        while (hit := text.find(anchor, offset)) >= 0:
             low = max(done, hit - LINE_BYTES)
             start = text.rfind(b"\n", low, hit) + 1 or low
             end = text.find(b"\n", hit, hit + LINE_BYTES)
@@ -260,11 +260,11 @@ class LogScanner:
                 end = back if back >= 0 else end
             if dialect.block:
                 end = block_end(text, end)
-            place = done = max(end, hit + len(anchor))
+            offset = done = max(end, hit + len(anchor))
             rows.seen += 1
             if rows.stride > 1:
                 # How far step lines are apart, with what stands between them, so far in this log.
-                place = passed_by(rows, text, place, (self._offset + hit) // rows.seen)
+                offset = passed_by(rows, text, offset, (self._offset + hit) // rows.seen)
             line = plain(text[start:end])
             at = float(self._offset + hit)
             row = self._row(dialect, read(line, at), line)
@@ -318,27 +318,27 @@ class LogScanner:
             if every:
                 found = every[-1]  # which has the time that it took, if any
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
-                said = _SECONDS.search(rest)
-                unit = {b"ms": 1e-3, b"mi": 60.0}.get(said[2][:2].lower(), 1.0) if said else 1.0
-                self._context.add_event(kind, row["at"], float(said[1]) * unit if said else None)
+                took_text = _SECONDS.search(rest)
+                unit = {b"ms": 1e-3, b"mi": 60.0}.get(took_text[2][:2].lower(), 1.0) if took_text else 1.0
+                self._context.add_event(kind, row["at"], float(took_text[1]) * unit if took_text else None)
 
 
-def passed_by(rows: Rows, text: bytes, place: int, apart_bytes: int) -> int:
+def passed_by(rows: Rows, text: bytes, offset: int, apart_bytes: int) -> int:
     """Return where to look for the next step line, having passed by as many as are not read in full."""
     anchor, passed = rows.dialect.anchor, 0
-    while passed < rows.stride - 1 and place < len(text):
+    while passed < rows.stride - 1 and offset < len(text):
         # They are about as far apart as they were so far; how many there were is counted. The last
         # one of a chunk is always read: it may be that of the log.
-        further = min(len(text), place + max(apart_bytes, 1) * (rows.stride - 1 - passed))
-        found = text.count(anchor, place, further)
+        further = min(len(text), offset + max(apart_bytes, 1) * (rows.stride - 1 - passed))
+        found = text.count(anchor, offset, further)
         if not found:
             return further
         if text.find(anchor, further) < 0:
-            return text.rfind(anchor, place)
+            return text.rfind(anchor, offset)
         passed += found
         rows.seen += found
-        place = further
-    return place
+        offset = further
+    return offset
 
 
 def before_open_block(text: bytes, cut: int) -> int:

@@ -38,12 +38,12 @@ def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
     rows = _sound(csv.reader(lines_of(chunks), delimiter=separator))
     names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
     wanted = [
-        (place, name)
-        for place, name in enumerate(names)
+        (index, name)
+        for index, name in enumerate(names)
         if name and (meaning(name) or name.startswith("val"))
     ]
     for row in rows:
-        log.add({name: row[place][:_MOST_CELL] for place, name in wanted if place < len(row) and row[place]})
+        log.add({name: row[index][:_MOST_CELL] for index, name in wanted if index < len(row) and row[index]})
 
 
 def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -56,21 +56,21 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
             held += chunk[passed:]
         else:
             held += chunk
-        place = 0
-        while not skip and len(held) - place >= wanted:
+        offset = 0
+        while not skip and len(held) - offset >= wanted:
             if length is None:
-                (length,) = _LENGTH.unpack_from(held, place)
-                place += _FRAME
+                (length,) = _LENGTH.unpack_from(held, offset)
+                offset += _FRAME
                 wanted = length + 4
                 if length > _MOST_RECORD:
-                    skip = max(0, wanted - (len(held) - place))
-                    place = min(len(held), place + wanted)
+                    skip = max(0, wanted - (len(held) - offset))
+                    offset = min(len(held), offset + wanted)
                     length, wanted = None, _FRAME
                 continue
-            yield memoryview(bytes(held[place : place + length]))
-            place += wanted
+            yield memoryview(bytes(held[offset : offset + length]))
+            offset += wanted
             length, wanted = None, _FRAME
-        del held[:place]
+        del held[:offset]
 
 
 class _Axes:

@@ -120,12 +120,12 @@ def _day(
     if us is not None and us.count(b"/") == 1:
         found = date(2000, int(us[:2]), int(us[3:]))
     elif us is not None:
-        first, second, of_year = us.split(b"/")
-        full = int(of_year) + (2000 if len(of_year) == 2 else 0)
+        first, second, year_text = us.split(b"/")
+        full = int(year_text) + (2000 if len(year_text) == 2 else 0)
         # Spark writes the year first (26/05/19); others write the month first.
         found = (
-            date(2000 + int(first), int(second), int(of_year))
-            if int(first) > 12 and len(of_year) == 2
+            date(2000 + int(first), int(second), int(year_text))
+            if int(first) > 12 and len(year_text) == 2
             else date(full, int(first), int(second))
         )
     elif glog is not None:

@@ -47,21 +47,21 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
             held += chunk
         while len(held) >= _BLOCK or (chunk is None and held):
             block, held = held[:_BLOCK], held[_BLOCK:]
-            place = _HEADER if is_first else 0
+            offset = _HEADER if is_first else 0
             is_first = False
-            while place + _CHUNK <= len(block):
-                _, length, kind = _FRAME.unpack_from(block, place)
-                place += _CHUNK
-                if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or place + length > len(block):
+            while offset + _CHUNK <= len(block):
+                _, length, kind = _FRAME.unpack_from(block, offset)
+                offset += _CHUNK
+                if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or offset + length > len(block):
                     break
                 if kind in (_FULL, _FIRST):
                     parts.clear()
                 if len(parts) + length <= _MOST_RECORD:
-                    parts += block[place : place + length]
+                    parts += block[offset : offset + length]
                 if kind in (_FULL, _LAST):
                     yield memoryview(bytes(parts))
                     parts.clear()
-                place += length
+                offset += length
 
 
 def _items(message: memoryview) -> Iterator[tuple[str | None, object]]:

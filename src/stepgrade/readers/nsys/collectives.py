@@ -46,7 +46,7 @@ class Communicators:
         self.sizes: dict[int, int] = {}
         self.rank: int | None = None
         self.world_size: int | None = None
-        for call in (call for of_thread in self.calls.values() for call in of_thread):
+        for call in (call for thread_calls in self.calls.values() for call in thread_calls):
             group, ranks, rank = (call.payload.get(key) for key in (_COMMUNICATOR, _RANKS, "Rank"))
             if not (isinstance(group, int) and isinstance(ranks, int) and 0 < ranks < _MOST_RANKS):
                 continue
@@ -91,8 +91,8 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
     rows = np.flatnonzero(own & is_nccl[work["name"]]) if texts else np.empty(0, np.intp)
     if not len(rows) or not communicators.calls:
         return
-    of_process = np.flatnonzero(calls["process"] == process)
-    launches = dict(zip(calls["correlation"][of_process].tolist(), of_process.tolist(), strict=True))
+    process_rows = np.flatnonzero(calls["process"] == process)
+    launches = dict(zip(calls["correlation"][process_rows].tolist(), process_rows.tolist(), strict=True))
     starts = {thread: [call.start_ns for call in found] for thread, found in communicators.calls.items()}
     made: dict[tuple[int, int, int], int] = {}  # a group launches many kernels, and is gone through once
     for row in rows.tolist():
@@ -100,34 +100,36 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
         thread = int(calls["thread"][launch]) if launch >= 0 else NONE
         if thread not in starts:
             continue
-        of_thread, name = communicators.calls[thread], int(work["name"][row])
-        place = call_around(of_thread, starts[thread], int(calls["start_ns"][launch]))
-        if place is None:
+        thread_calls, name = communicators.calls[thread], int(work["name"][row])
+        index = call_around(thread_calls, starts[thread], int(calls["start_ns"][launch]))
+        if index is None:
             continue
-        if (thread, place, name) not in made:
-            found = calls_launched_by(of_thread, place)
-            told = communicators.describe(texts[name], found) if found else None
-            made[thread, place, name] = (
-                NONE if told is None else events.collectives.setdefault(told, len(events.collectives))
+        if (thread, index, name) not in made:
+            found = calls_launched_by(thread_calls, index)
+            collective = communicators.describe(texts[name], found) if found else None
+            made[thread, index, name] = (
+                NONE
+                if collective is None
+                else events.collectives.setdefault(collective, len(events.collectives))
             )
-        if made[thread, place, name] != NONE:
-            work["collective"][row] = made[thread, place, name]
+        if made[thread, index, name] != NONE:
+            work["collective"][row] = made[thread, index, name]
 
 
 def call_around(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> int | None:
     """Return the place of NCCL's call that lies around this time."""
-    place = bisect_right(starts, time_ns) - 1
+    index = bisect_right(starts, time_ns) - 1
     # The call may lie inside another, as those of a group do.
-    while place >= 0 and calls[place].end_ns < time_ns and place > bisect_right(starts, time_ns) - 4:
-        place -= 1
-    return None if place < 0 or calls[place].end_ns < time_ns else place
+    while index >= 0 and calls[index].end_ns < time_ns and index > bisect_right(starts, time_ns) - 4:
+        index -= 1
+    return None if index < 0 or calls[index].end_ns < time_ns else index
 
 
-def calls_launched_by(calls: list[CommunicationCall], place: int) -> list[CommunicationCall]:
+def calls_launched_by(calls: list[CommunicationCall], index: int) -> list[CommunicationCall]:
     """Return the calls whose work the one at this place launches: itself, or those of its group."""
-    if calls[place].name != _GROUP_END:
-        return [calls[place]]
-    first = place
-    while first > 0 and calls[first].name != _GROUP_START and place - first < _MOST_IN_GROUP:
+    if calls[index].name != _GROUP_END:
+        return [calls[index]]
+    first = index
+    while first > 0 and calls[first].name != _GROUP_START and index - first < _MOST_IN_GROUP:
         first -= 1
-    return [call for call in calls[first:place] if _SIZE in call.payload]
+    return [call for call in calls[first:index] if _SIZE in call.payload]

@@ -53,7 +53,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
         "calls",
         process=process_of(calls["globalTid"]),
         thread=calls["globalTid"],
-        name=events.places(calls["nameId"], plain),
+        name=events.name_ids(calls["nameId"], plain),
         start=calls["start"],
         end=calls["end"],
         correlation=calls["correlationId"],
@@ -64,24 +64,24 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
     if len(names) and names.min() < 0:
         short = file.whole_numbers(KERNELS, ("start", "shortName"))["shortName"]
         names = np.where(names >= 0, names, short)
-    _add_work(events, kernels, names=events.places(names, texts_of(file, names)))
+    _add_work(events, kernels, names=events.name_ids(names, texts_of(file, names)))
     del kernels, names
     copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", *_COPY_KINDS))
     # The kinds are small numbers: three in one.
     kind, source, target = (np.asarray(copies[name], np.int64) & 0xFF for name in _COPY_KINDS)
     kinds = groups(kind << 16 | source << 8 | target)
-    directions, places = [], []
+    directions, name_ids = [], []
     for number in kinds.values.tolist():
         direction, word = _DIRECTIONS.get(number >> 16, (DeviceEvent.COPY_OTHER, "other"))
         first, last = number >> 8 & 0xFF, number & 0xFF
         ends = f" ({_MEMORY.get(first, '?')} -> {_MEMORY.get(last, '?')})" if first != 0xFF else ""
         directions.append(direction)
-        places.append(events.place(f"Memcpy {word}{ends}"))
+        name_ids.append(events.name_id(f"Memcpy {word}{ends}"))
     which = kinds.which
     _add_work(
         events,
         copies,
-        names=np.array(places, np.int32)[which],
+        names=np.array(name_ids, np.int32)[which],
         kind=np.array(directions, np.int8)[which],
         bytes=copies["bytes"],
     )
@@ -89,7 +89,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
     _add_work(
         events,
         memsets,
-        names=events.place("Memset (Device)"),
+        names=events.name_id("Memset (Device)"),
         kind=int(DeviceEvent.MEMSET),
         bytes=memsets["bytes"],
     )
@@ -97,7 +97,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
     graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
     replayed = distinct(graphs["graphExecId"]).tolist()
     titles = {number: f"CUDA graph {number}" for number in replayed}
-    _add_work(events, graphs, names=events.places(graphs["graphExecId"], titles))
+    _add_work(events, graphs, names=events.name_ids(graphs["graphExecId"], titles))
 
 
 def add_overhead(file: SqliteFile, events: Events) -> None:
@@ -107,7 +107,7 @@ def add_overhead(file: SqliteFile, events: Events) -> None:
         "ranges",
         process=process_of(table["globalTid"]),
         thread=table["globalTid"],
-        name=events.places(table["nameId"], texts_of(file, table["nameId"])),
+        name=events.name_ids(table["nameId"], texts_of(file, table["nameId"])),
         start=table["start"],
         end=table["end"],
         kind=int(RangeKind.OVERHEAD),

@@ -40,19 +40,19 @@ _MISSING_SHARE: Final = 0.01
 
 def facts_of(file: SqliteFile, name: str) -> CaptureFacts:
     """Return the version of the exporter and the time that events count from."""
-    said: dict[str, str] = {}
+    exported: dict[str, str] = {}
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         for key, value in file.rows(table, ("name", "value"), "where name like 'EXPORT_%'"):
             if re.fullmatch(r"EXPORT_(PRODUCT|SCHEMA)_VERSION|EXPORT_\w+_TIME_(SHIFT|NORMALIZE)", str(key)):
-                said[str(key)] = str(value)[:40]
+                exported[str(key)] = str(value)[:40]
     version, schema = (
-        value if _VERSION.fullmatch(value := said.get(f"EXPORT_{what}_VERSION", "")) else None
+        value if _VERSION.fullmatch(value := exported.get(f"EXPORT_{what}_VERSION", "")) else None
         for what in ("PRODUCT", "SCHEMA")
     )
     # Shifted times do not count from the session's start.
     is_shifted = any(
         re.fullmatch(r"true|[-+]?0*[1-9]\d*.*", value, re.IGNORECASE)
-        for key, value in said.items()
+        for key, value in exported.items()
         if "_TIME_" in key
     )
     epochs = [row[0] for row in file.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]

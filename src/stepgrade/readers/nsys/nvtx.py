@@ -45,6 +45,6 @@ def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[Communication
         )
         calls.setdefault(thread, []).append(call)
     annotations.write()
-    for of_thread in calls.values():
-        of_thread.sort(key=lambda call: call.start_ns)
+    for thread_calls in calls.values():
+        thread_calls.sort(key=lambda call: call.start_ns)
     return calls

@@ -66,19 +66,19 @@ def read_trace(source: ByteSource) -> Iterator[Trace]:
     pids = calls.numbers("Process_Id") if calls else np.empty(0, np.int64)
     # The table of kernels does not name the process: one writes it.
     pid = int(pids[0]) if len(pids) and pids[0] >= 0 else 0
-    names = np.array([events.place(name) for name in kernels.texts("Kernel_Name")], np.int32)
+    names = np.array([events.name_id(name) for name in kernels.texts("Kernel_Name")], np.int32)
     numbers = kernels.numbers("Agent_Id")
     devices = np.maximum(0, numbers - numbers[numbers >= 0].min(initial=1 << 20))
     events.add("work", process=pid, name=names, kind=kinds_of(events, names), device=devices,
                stream=kernels.numbers("Queue_Id"), **_times(kernels))  # fmt: skip
     if copies := tables.get("memory_copy_trace"):
         found = [direction_of(text) for text in copies.texts("Direction")]
-        events.add("work", process=pid, name=np.array([events.place(word) for _, word in found], np.int32),
+        events.add("work", process=pid, name=np.array([events.name_id(word) for _, word in found], np.int32),
                    kind=np.array([kind for kind, _ in found], np.int8), device=0,
                    stream=copies.numbers("Stream_Id"), **_times(copies))  # fmt: skip
     if calls:
         events.add("calls", process=pid, thread=calls.numbers("Thread_Id"),
-                   name=np.array([events.place(name) for name in calls.texts("Function")], np.int32),
+                   name=np.array([events.name_id(name) for name in calls.texts("Function")], np.int32),
                    **_times(calls))  # fmt: skip
     annotations = Annotations(events)
     if ranges := tables.get("marker_api_trace"):

@@ -77,7 +77,7 @@ def _add_rocpd(
         is_copy = name == "memory_copy"
         kinds = [direction_of(text) for text in found] if is_copy else []
         titles = [word for _, word in kinds] if is_copy else found
-        names = np.array([events.place(title) for title in titles], np.int32)
+        names = np.array([events.name_id(title) for title in titles], np.int32)
         events.add(
             "work",
             process=np.array([pids.get(number, number) for number in rows["pid"].tolist()], np.int64),
@@ -98,9 +98,9 @@ def _add_rocpd(
     calls = []
     regions = file.whole_numbers(table("region"), ("pid", "tid", "start", "end", "name_id", "event_id"))
     # The texts of roctx ranges, which their events carry as JSON.
-    told = file.rows(table("event"), ("id", "extdata"), "where extdata like '%message%'")
+    rows = file.rows(table("event"), ("id", "extdata"), "where extdata like '%message%'")
     messages = (
-        {key: json_object(extra).get("message") for key, extra in told} if len(regions["start"]) else {}
+        {key: json_object(extra).get("message") for key, extra in rows} if len(regions["start"]) else {}
     )
     for pid, tid, start, end, name, of in zip(*(column.tolist() for column in regions.values()), strict=True):
         category = strings.get(categories.get(of, NONE), "")
@@ -111,23 +111,23 @@ def _add_rocpd(
                 text = text if isinstance(text, str) else strings.get(name, "?")
                 annotations.add(process, thread, start, end, text)
         elif not category.startswith(("HSA", "KERNEL")):
-            place = events.place(strings.get(name, "?"))
-            calls.append((process, thread, start, end, place, stacks.get(of, NONE)))
+            name_id = events.name_id(strings.get(name, "?"))
+            calls.append((process, thread, start, end, name_id, stacks.get(of, NONE)))
     _add_calls(events, calls)
     return dict.fromkeys(pids.values(), tuple(listed))
 
 
 def _agent(index: int, name: object, extra: object) -> TraceDevice:
     """Return a device, with what the JSON beside its row says."""
-    said = json_object(extra)
-    banks = said.get("mem_banks")
+    properties = json_object(extra)
+    banks = properties.get("mem_banks")
     sizes = (
         [bank.get("size_in_bytes") for bank in banks if isinstance(bank, dict)]
         if isinstance(banks, list)
         else []
     )
     memory = sum(size for size in sizes if isinstance(size, int))
-    units = said.get("cu_count")
+    units = properties.get("cu_count")
     return TraceDevice(
         index=index,
         name=name[:200] if isinstance(name, str) and name else None,
@@ -160,7 +160,7 @@ def _add_rpd(file: SqliteFile, events: Events) -> None:
         else:
             direction, title = DeviceEvent.KERNEL, text or f"({kind or '?'} without a name)"
         call = call_of.get(key, NONE)
-        names.append(events.place(title))
+        names.append(events.name_id(title))
         kinds.append(direction)
         correlations.append(call)
         processes.append(pid_of.get(call, only))
@@ -185,7 +185,7 @@ def _add_rpd(file: SqliteFile, events: Events) -> None:
             if end > start:
                 annotations.add(pid, tid, start, end, strings.get(args, "?"))
         elif title not in _OWN_CALLS:
-            calls.append((pid, tid, start, end, events.place(title), key))
+            calls.append((pid, tid, start, end, events.name_id(title), key))
     annotations.write()
     _add_calls(events, calls)
 

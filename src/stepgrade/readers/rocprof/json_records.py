@@ -138,9 +138,9 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     for process in found.processes:
         pid = process.metadata.pid & 0x7FFFFFFF
         gpus = [agent for agent in process.agents if agent.type == _GPU]
-        said = [agent.logical_node_type_id for agent in gpus]
-        are_ordinals = len(set(said)) == len(said) and all(0 <= number < 1 << 16 for number in said)
-        ordinals = said if are_ordinals else range(len(gpus))
+        node_ids = [agent.logical_node_type_id for agent in gpus]
+        are_ordinals = len(set(node_ids)) == len(node_ids) and all(0 <= node < 1 << 16 for node in node_ids)
+        ordinals = node_ids if are_ordinals else range(len(gpus))
         numbers = {agent.id.handle: number for agent, number in zip(gpus, ordinals, strict=True)}
         devices[pid] = tuple(
             TraceDevice(
@@ -157,7 +157,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         events.add(
             "calls",
             process=pid,
-            name=np.array([events.place(_operation(process, record)) for record in calls], np.int32),
+            name=np.array([events.name_id(_operation(process, record)) for record in calls], np.int32),
             thread=np.array([record.thread_id & _MOST for record in calls], np.int64),
             **_columns(calls),
         )
@@ -197,7 +197,7 @@ def _add_kernels(events: Events, pid: int, process: _Process, devices: dict[int,
         for symbol in process.kernel_symbols
     }
     infos = [record.dispatch_info or _Dispatch() for record in records]
-    names = np.array([events.place(symbols.get(info.kernel_id, "?")) for info in infos], np.int32)
+    names = np.array([events.name_id(symbols.get(info.kernel_id, "?")) for info in infos], np.int32)
     events.add(
         "work",
         process=pid,
@@ -216,7 +216,7 @@ def _add_copies(events: Events, pid: int, process: _Process, devices: dict[int, 
     events.add(
         "work",
         process=pid,
-        name=np.array([events.place(word) for _, word in found], np.int32),
+        name=np.array([events.name_id(word) for _, word in found], np.int32),
         kind=np.array([kind for kind, _ in found], np.int8),
         device=np.array(
             [

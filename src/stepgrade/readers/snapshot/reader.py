@@ -169,14 +169,14 @@ def walk_history(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> 
 
 def _fields_of(entries: Sequence[Entry]) -> Iterator[tuple[str, int, int, int, int, Plain]]:
     """Yield action, size, address, time, free memory and frames of each entry."""
-    places, pick = None, itemgetter(0)
+    indices, pick = None, itemgetter(0)
     for entry in entries:
         if isinstance(entry, Row):
             if (
-                entry[0] is not places
+                entry[0] is not indices
             ):  # rows of one shape share this dict; it stands for what they do not have
-                places = entry[0]
-                pick = itemgetter(*(places.get(name, 0) for name in _FIELDS))
+                indices = entry[0]
+                pick = itemgetter(*(indices.get(name, 0) for name in _FIELDS))
             action, size, address, time_us, free, frames = pick(entry)
         else:
             action, size, address, time_us, free, frames = map(entry.get, _FIELDS)

@@ -104,7 +104,7 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
     return Plane(
         name=name[:200],
         stats={},
-        lines=[PlaneLine(place & 0xFFFFFFFF, threads.get((pid, place), ""), 0) for pid, place in lines],
+        lines=[PlaneLine(tid & 0xFFFFFFFF, threads.get((pid, tid), ""), 0) for pid, tid in lines],
         names=[*names],
         shown=[*names],
         metadata=[{} for _ in names],

@@ -47,7 +47,7 @@ def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperatio
     events.add(
         "work",
         process=0,
-        name=operations.places(events)[operations.which[leaves]],
+        name=operations.name_ids(events)[operations.which[leaves]],
         kind=kinds[table.name[leaves]],
         device=number,
         stream=table.line[leaves],
@@ -60,7 +60,7 @@ def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperatio
     runs = executions.at(table.start_ns[leaves])
     add_operations(events, plane, operations, leaves, {"external_id": identity}, runs)
     start, end = own_time(plane, control, leaves)
-    name = events.place("control flow")
+    name = events.name_id("control flow")
     events.add("work", process=0, name=name, device=number, stream=0, start=start, end=end)
     return executions
 
@@ -83,10 +83,10 @@ def add_gpu(
     events.add(
         "work",
         process=0,
-        name=events.places(name, texts),
+        name=events.name_ids(name, texts),
         kind=_kinds(plane, rows, correlation, host),
         device=number,
-        stream=np.array([one.number & 0xFFFFFFFF for one in plane.lines], np.int64)[line],
+        stream=np.array([each.number & 0xFFFFFFFF for each in plane.lines], np.int64)[line],
         start=table.start_ns[rows],
         end=table.end_ns[rows],
         correlation=correlation,
@@ -115,8 +115,8 @@ def first_kernels(which: Ids, line: Ids, name: Ids) -> Mask:
     stretch = np.cumsum(begins) - 1
     begins |= name == name[edges[stretch]]  # the first kernel again: certain where all are alike
     counts = np.bincount(stretch[begins], minlength=len(edges) - 1)
-    for place in np.flatnonzero((counts > 1) & (counts < np.diff(edges))).tolist():
-        kernels = slice(edges[place], edges[place + 1])
+    for index in np.flatnonzero((counts > 1) & (counts < np.diff(edges))).tolist():
+        kernels = slice(edges[index], edges[index + 1])
         begins[kernels] = False
         begins[kernels][:: _period(name[kernels].tolist())] = True
     return begins
@@ -144,7 +144,7 @@ def add_operations(
     """Add executions of operations, with what their program says of each; `runs` are those of the program."""
     table = plane.events
     executions = describe(operations, rows, runs, table.start_ns[rows])
-    inputs = [events.inputs.setdefault(one, len(events.inputs)) for one in executions.described]
+    inputs = [events.inputs.setdefault(each, len(events.inputs)) for each in executions.described]
     columns: dict[str, Longs | Ids | int] = {
         "thread": np.full(len(rows), PROGRAM_THREAD),
         "end": table.end_ns[rows],
@@ -153,7 +153,7 @@ def add_operations(
     events.add(
         "ops",
         process=0,
-        name=operations.places(events)[operations.which[rows]],
+        name=operations.name_ids(events)[operations.which[rows]],
         start=table.start_ns[rows],
         inputs=np.array(inputs or [0], np.int32)[executions.which],
         **columns,
@@ -171,16 +171,16 @@ def own_time(plane: Plane, control: Longs, leaves: Longs) -> tuple[Longs, Longs]
     works = np.repeat([0, 0, 1, -1], [len(control), len(control), len(leaves), len(leaves)])
     times = times[order]
     only = (np.cumsum(opens[order]) > 0) & (np.cumsum(works[order]) == 0)
-    places = np.flatnonzero(only[:-1] & (times[1:] > times[:-1]))
-    return times[places], times[places + 1]
+    gaps = np.flatnonzero(only[:-1] & (times[1:] > times[:-1]))
+    return times[gaps], times[gaps + 1]
 
 
 def _collectives(events: Events, operations: PlaneOperations) -> Ids:
     """Return the place of what each operation says of its message, NONE for no collective."""
     known = events.collectives
     sent = [
-        NONE if one.collective is None else known.setdefault(one.collective, len(known))
-        for one in operations.operations
+        NONE if op.collective is None else known.setdefault(op.collective, len(known))
+        for op in operations.operations
     ]
     return np.array([*sent, NONE], np.int32)
 
@@ -191,13 +191,13 @@ def _kinds(plane: Plane, rows: Longs, correlation: Longs, host: list[Plane]) -> 
     kinds = by_name[plane.events.name[rows]]
     copies = np.flatnonzero((kinds != DeviceEvent.KERNEL) & (kinds != DeviceEvent.MEMSET))
     asked: dict[int, int] = {}
-    for one in host if len(copies) else ():
-        calls = [*(copy_direction(name)[0] if _COPY.search(name) else NONE for name in one.names), NONE]
-        number = one.events.numbers["correlation_id"]
+    for other in host if len(copies) else ():
+        calls = [*(copy_direction(name)[0] if _COPY.search(name) else NONE for name in other.names), NONE]
+        number = other.events.numbers["correlation_id"]
         known = np.flatnonzero(number != MISSING)
-        direction = np.array(calls, np.int8)[one.events.name[known]]
-        told = (direction >= 0) & (direction != DeviceEvent.COPY_OTHER)
-        asked |= zip(number[known[told]].tolist(), direction[told].tolist(), strict=True)
+        direction = np.array(calls, np.int8)[other.events.name[known]]
+        is_known = (direction >= 0) & (direction != DeviceEvent.COPY_OTHER)
+        asked |= zip(number[known[is_known]].tolist(), direction[is_known].tolist(), strict=True)
     pairs = zip(correlation[copies].tolist(), kinds[copies].tolist(), strict=True)
     kinds[copies] = [asked.get(number, kind) for number, kind in pairs]
     return kinds

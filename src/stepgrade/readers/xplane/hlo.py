@@ -117,7 +117,7 @@ class Instruction(Struct, kw_only=True):
 class Module:
     """A compiled program."""
 
-    def __init__(self, data: bytes, place: int, end: int) -> None:
+    def __init__(self, data: bytes, offset: int, end: int) -> None:
         self.data = data
         self.name = ""
         self.instructions: dict[int, Instruction] = {}
@@ -125,7 +125,7 @@ class Module:
         self.computations: dict[int, list[Instruction]] = {}
         self.passes: dict[int, set[str | None]] = {}  # of each computation and of what it calls
         self.entry = 0
-        for field in walk(data, place, end):
+        for field in walk(data, offset, end):
             if field.number == 1 and field.kind == LENGTH:
                 self._read_module(field.value, field.after)
         # Who calls a computation: the first that does.
@@ -134,8 +134,8 @@ class Module:
             for called in instruction.called:
                 self.callers.setdefault(called, instruction)
 
-    def _read_module(self, place: int, end: int) -> None:
-        for field in walk(self.data, place, end):
+    def _read_module(self, offset: int, end: int) -> None:
+        for field in walk(self.data, offset, end):
             if field.number == 1 and field.kind == LENGTH:
                 self.name = _text(self.data, field)
             elif field.number == 3 and field.kind == LENGTH:
@@ -143,9 +143,9 @@ class Module:
             elif field.number == 6 and field.kind == VARINT:
                 self.entry = field.value
 
-    def _read_computation(self, place: int, end: int) -> None:
+    def _read_computation(self, offset: int, end: int) -> None:
         number, found = 0, []
-        for field in walk(self.data, place, end):
+        for field in walk(self.data, offset, end):
             if field.number == 2 and field.kind == LENGTH:
                 found.append(_read_instruction(self.data, field.value, field.after))
             elif field.number == 5 and field.kind == VARINT:
@@ -166,9 +166,9 @@ class Module:
             if number in seen:
                 continue
             seen.add(number)
-            for one in self.computations.get(number, ()):
-                yield one
-                waiting.extend(one.called)
+            for inner in self.computations.get(number, ()):
+                yield inner
+                waiting.extend(inner.called)
 
     def around(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yield the instructions that call the one, from the nearest outwards."""
@@ -179,11 +179,11 @@ class Module:
             yield caller
             instruction = caller
 
-    def operand(self, instruction: Instruction, place: int) -> Shape:
+    def operand(self, instruction: Instruction, offset: int) -> Shape:
         """Return the shape of an operand."""
-        if place >= len(instruction.operands):
+        if offset >= len(instruction.operands):
             return Shape()
-        found = self.instructions.get(instruction.operands[place])
+        found = self.instructions.get(instruction.operands[offset])
         return found.shape if found else Shape()
 
     def product_flops(self, instruction: Instruction) -> int | None:
@@ -224,9 +224,9 @@ class Module:
 
     def config_of(self, instruction: Instruction) -> dict[str, Any]:
         """Return what the backend says of an instruction."""
-        place, end = instruction.config
+        offset, end = instruction.config
         try:
-            found = msgspec.json.decode(self.data[place:end])
+            found = msgspec.json.decode(self.data[offset:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -240,15 +240,15 @@ class Module:
     def arithmetic_flops(self, instruction: Instruction) -> int:
         """Return the FLOPs of what is no product: one for each element that arithmetic makes."""
         total = 0
-        for one in self.inside(instruction):
-            if one.opcode in _ARITHMETIC:
-                reduces = one.opcode.startswith("reduce")
-                total += (self.operand(one, 0) if reduces else one.shape).first.elements
+        for inner in self.inside(instruction):
+            if inner.opcode in _ARITHMETIC:
+                reduces = inner.opcode.startswith("reduce")
+                total += (self.operand(inner, 0) if reduces else inner.shape).first.elements
         return min(total, _LARGEST)
 
     def moved_bytes(self, instruction: Instruction) -> int:
         """Return the bytes of operands and results, each once."""
-        operands = (self.operand(instruction, place).bytes for place in range(len(instruction.operands)))
+        operands = (self.operand(instruction, offset).bytes for offset in range(len(instruction.operands)))
         return min(sum(operands) + instruction.shape.bytes, _LARGEST)
 
 
@@ -260,21 +260,21 @@ def _whole(data: bytes, field: WireField) -> Dims:
     """Return the whole numbers of a field that may be packed or not."""
     if field.kind == VARINT:
         return (field.value,)
-    found, place = [], field.value
+    found, offset = [], field.value
     try:
-        while place < field.after and field.kind == LENGTH:
-            value, place = varint(data, place, field.after)
+        while offset < field.after and field.kind == LENGTH:
+            value, offset = varint(data, offset, field.after)
             found.append(value)
     except ValueError:
         pass
     return tuple(found)
 
 
-def _read_shape(data: bytes, place: int, end: int, depth: int = 0) -> Shape:
+def _read_shape(data: bytes, offset: int, end: int, depth: int = 0) -> Shape:
     kind = 0
     dims: Dims = ()
     parts: list[Shape] = []
-    for field in walk(data, place, end):
+    for field in walk(data, offset, end):
         if field.number == 2 and field.kind == VARINT:
             kind = field.value
         elif field.number == 3:
@@ -296,12 +296,12 @@ def _read_groups(data: bytes, field: WireField) -> int:
     return sum(len(_whole(data, part)) for part in walk(data, field.value, field.after) if part.number == 1)
 
 
-def _read_instruction(data: bytes, place: int, end: int) -> Instruction:
+def _read_instruction(data: bytes, offset: int, end: int) -> Instruction:
     numbers: dict[int, int] = {}
     parts: dict[int, WireField] = {}
     operands: list[int] = []
     called: list[int] = []
-    for field in walk(data, place, end):
+    for field in walk(data, offset, end):
         if field.number in (36, 38):
             (operands if field.number == 36 else called).extend(_whole(data, field))
         elif field.kind == VARINT:

@@ -61,7 +61,7 @@ class Programs:
 
     def __init__(self, data: bytes, space: PlaneSpace) -> None:
         self._data = data
-        self._places: dict[tuple[str, int | None], tuple[int, int]] = {}
+        self._protos: dict[tuple[str, int | None], tuple[int, int]] = {}
         self._modules: dict[tuple[int, int], tuple[Module, dict[str, str | None]]] = {}
         self._operations: dict[tuple[int, str, str, frozenset[str]], HloOperation] = {}
         self._seen: dict[frozenset[str], frozenset[str]] = {}
@@ -72,20 +72,20 @@ class Programs:
                     continue
                 module, _, number = name.removesuffix(")").rpartition("(")
                 program = stats.get("program_id")
-                said = int(number) if number.isdecimal() and len(number) < 21 else None
-                for key in (said, program if isinstance(program, int) else None, None):
-                    self._places.setdefault((module or name, key), proto)
+                own_id = int(number) if number.isdecimal() and len(number) < 21 else None
+                for key in (own_id, program if isinstance(program, int) else None, None):
+                    self._protos.setdefault((module or name, key), proto)
 
     def find(self, module: str, program: int, hlo: str) -> tuple[Module, dict[str, str | None]] | None:
         """Return the program that has an operation, and the passes of what it holds."""
         for key in ((module, program), (module, program & 0xFFFFFFFFFFFFFFFF), (module, None)):
-            place = self._places.get(key)
-            if place is None:
+            span = self._protos.get(key)
+            if span is None:
                 continue
-            if place not in self._modules:
-                decoded = Module(self._data, *place)
-                self._modules[place] = decoded, _passes(decoded)
-            found = self._modules[place]
+            if span not in self._modules:
+                decoded = Module(self._data, *span)
+                self._modules[span] = decoded, _passes(decoded)
+            found = self._modules[span]
             if hlo in found[0].by_name:
                 return found
         return None
@@ -123,11 +123,11 @@ def _passes(module: Module) -> dict[str, str | None]:
     """
     found: dict[int, str | None] = {}
     named: dict[str, str | None] = {}
-    trains = any("transpose(" in one.path for one in module.instructions.values())
+    trains = any("transpose(" in instruction.path for instruction in module.instructions.values())
     for instruction in module.instructions.values():  # operands come before what uses them
         own = direction_of(instruction.path) if instruction.path else None
         if own is None and instruction.called and not instruction.path:
-            inner = (direction_of(one.path) for one in module.inside(instruction) if one.path)
+            inner = (direction_of(part.path) for part in module.inside(instruction) if part.path)
             own = next((direction for direction in inner if direction), None)
         if own is None and trains:
             above = [found.get(number) for number in instruction.operands]
@@ -140,44 +140,47 @@ def _passes(module: Module) -> dict[str, str | None]:
 
 
 def _from_module(
-    module: Module, one: Instruction, passes: dict[str, str | None], path: str, seen: frozenset[str]
+    module: Module, instruction: Instruction, passes: dict[str, str | None], path: str, seen: frozenset[str]
 ) -> HloOperation:
-    inside = [*module.inside(one)]
+    inside = [*module.inside(instruction)]
     # What a loop or a call runs has events of its own, as a rule.
-    is_control_flow = one.opcode in CONTROL_FLOW and any(other.name in seen for other in inside[1:])
-    counted = [one] if is_control_flow else inside
+    is_control_flow = instruction.opcode in CONTROL_FLOW and any(other.name in seen for other in inside[1:])
+    counted = [instruction] if is_control_flow else inside
     products = [(other, flops) for other in counted if (flops := module.product_flops(other)) is not None]
-    path = plain_path(one.path or path or next((other.path for other in inside if other.path), ""))
-    main = max(products, key=lambda found: found[1])[0] if products else one
+    path = plain_path(instruction.path or path or next((other.path for other in inside if other.path), ""))
+    main = max(products, key=lambda found: found[1])[0] if products else instruction
     opcode = next((other.opcode for other in counted if COLLECTIVE.match(other.opcode)), main.opcode)
     # How often a loop without events of its own ran, and which branch was taken, is not known.
-    unknown = one.opcode in ("while", "conditional") and not is_control_flow
-    unknown |= one.opcode == "custom-call" and not products
+    unknown = instruction.opcode in ("while", "conditional") and not is_control_flow
+    unknown |= instruction.opcode == "custom-call" and not products
     flops = None if unknown else sum(found[1] for found in products)
     if not products and not unknown:
-        flops = 0 if is_control_flow else module.arithmetic_flops(one)
-    typed = [module.operand(main, place).first.type_name for place in range(min(2, len(main.operands)))]
-    loops = [caller for caller in module.around(one) if caller.opcode == "while"]
+        flops = 0 if is_control_flow else module.arithmetic_flops(instruction)
+    typed = [module.operand(main, index).first.type_name for index in range(min(2, len(main.operands)))]
+    loops = [caller for caller in module.around(instruction) if caller.opcode == "while"]
     loop = next((caller for caller in reversed(loops) if not _is_whole_step(module, caller, passes)), None)
     inner = 1
     for caller in loops[: loops.index(loop)] if loop else ():
         inner *= module.trips(caller) or 1
     return HloOperation(
         name=_name(
-            _PRODUCTS.get(opcode, "dot_general" if products else opcode), one.opcode, path, one.target
+            _PRODUCTS.get(opcode, "dot_general" if products else opcode),
+            instruction.opcode,
+            path,
+            instruction.target,
         ),
-        hlo=one.name,
+        hlo=instruction.name,
         path=path,
-        direction=passes.get(one.name),
+        direction=passes.get(instruction.name),
         layer=layer_of(path),
         flops=flops,
-        bytes=0 if is_control_flow else module.moved_bytes(one),
+        bytes=0 if is_control_flow else module.moved_bytes(instruction),
         types=tuple(name for name in typed if name),
         is_control_flow=is_control_flow,
         loop=loop.name if loop else "",
         trips=module.trips(loop) if loop else None,
         inner=inner,
-        collective=_collective(opcode, one, module),
+        collective=_collective(opcode, instruction, module),
         program=module,
     )
 
@@ -186,7 +189,7 @@ def _is_whole_step(module: Module, loop: Instruction, passes: dict[str, str | No
     """Tell whether a loop's body has a forward and a backward pass: its rounds are batches, not layers."""
     if not module.passes:
         for number, body in module.computations.items():
-            own = {passes.get(one.name) for one in body}
+            own = {passes.get(instruction.name) for instruction in body}
             module.passes.setdefault(number, set()).update(own)
             for caller in module.around(body[0]) if body else ():
                 module.passes.setdefault(caller.computation, set()).update(own)
@@ -207,27 +210,27 @@ def _name(opcode: str, own: str, path: str, target: str = "") -> str:
     return primitive if primitive and not own.startswith("copy") else own
 
 
-def _collective(opcode: str, one: Instruction | None, module: Module | None) -> Collective | None:
+def _collective(opcode: str, instruction: Instruction | None, module: Module | None) -> Collective | None:
     """Return what a collective says of its message."""
     if COLLECTIVE.match(opcode) is None:
         return None
     name = COLLECTIVE.sub(lambda found: found[1], opcode)
-    if one is None or module is None:
+    if instruction is None or module is None:
         return Collective(name=name)
-    sent = module.operand(one, 0).first
-    made = one.shape.first
+    sent = module.operand(instruction, 0).first
+    made = instruction.shape.first
     return Collective(
         name=name,
         in_elements=sent.elements or None,
         out_elements=made.elements,
         dtype=(made.type_name or "").removeprefix("c10::").replace("signed char", "char") or None,
-        group_size=one.group_size,
+        group_size=instruction.group_size,
     )
 
 
-def _is_tokens(one: Instruction) -> bool:
-    is_rows = 2 <= len(one.shape.dims) <= 3 and one.shape.dims[-1] > 1
-    return one.opcode == "parameter" and one.shape.type in _WHOLE_NUMBERS and is_rows
+def _is_tokens(instruction: Instruction) -> bool:
+    is_rows = 2 <= len(instruction.shape.dims) <= 3 and instruction.shape.dims[-1] > 1
+    return instruction.opcode == "parameter" and instruction.shape.type in _WHOLE_NUMBERS and is_rows
 
 
 class PlaneOperations(Struct, kw_only=True):
@@ -238,19 +241,19 @@ class PlaneOperations(Struct, kw_only=True):
 
     def parted(self, rows: Longs) -> tuple[Longs, Longs]:
         """Return the rows that are work, and those of loops and calls around others."""
-        around = np.array([*(one.is_control_flow for one in self.operations), False], np.bool_)
+        around = np.array([*(op.is_control_flow for op in self.operations), False], np.bool_)
         control = around[self.which[rows]]
         return rows[~control], rows[control]
 
     def world_size(self, devices: int) -> int | None:
         """Return how many devices there are in all, by those of the file and by the groups of collectives."""
-        sizes = (one.collective.group_size or 0 for one in self.operations if one.collective)
+        sizes = (op.collective.group_size or 0 for op in self.operations if op.collective)
         count = max(devices, *sizes, 1)
         return count if count > 1 else None
 
     def tokens(self, spent_ns: Longs) -> Dims | None:
         """Return the sizes of the tokens that the program with the most time takes: whole numbers in rows."""
-        known = [one.program for one in self.operations]
+        known = [op.program for op in self.operations]
         programs = {id(program): program for program in known if program is not None}
         total = dict.fromkeys(programs, 0.0)
         per_operation = np.bincount(self.which[self.which >= 0], spent_ns[self.which >= 0], len(known))
@@ -260,12 +263,16 @@ class PlaneOperations(Struct, kw_only=True):
         if not total:
             return None
         main = programs[max(total, key=lambda key: total[key])]
-        sizes = [one.shape.dims for one in main.computations.get(main.entry, ()) if _is_tokens(one)]
+        sizes = [
+            instruction.shape.dims
+            for instruction in main.computations.get(main.entry, ())
+            if _is_tokens(instruction)
+        ]
         return max(sizes, key=math.prod, default=None)
 
-    def places(self, events: Events) -> Ids:
+    def name_ids(self, events: Events) -> Ids:
         """Return where the name of each operation is kept."""
-        return np.array([*(events.place(one.name) for one in self.operations), 0], np.int32)
+        return np.array([*(events.name_id(op.name) for op in self.operations), 0], np.int32)
 
 
 def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
@@ -302,8 +309,8 @@ def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
     for row in firsts.tolist():
         program = int(events.numbers["program_id"][row])
         module = text(events.texts["hlo_module"], row)
-        said = texts[int(path[row])] if path[row] >= 0 and texts[int(path[row])] != "XlaModule:" else ""
-        operation = programs.operation(module, program, name_of(row), said, seen)
+        own_path = texts[int(path[row])] if path[row] >= 0 and texts[int(path[row])] != "XlaModule:" else ""
+        operation = programs.operation(module, program, name_of(row), own_path, seen)
         operations.append(_with_stats(plane, row, operation) if is_op_line[row] else operation)
     return PlaneOperations(operations=operations, which=which.astype(np.int32))
 
@@ -341,19 +348,19 @@ def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -
     """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
     which = found.which[rows]
     loops = np.array(
-        [bool(one.loop) and 0 < (one.trips or 0) <= _MOST_ITERATIONS for one in found.operations] or [False],
+        [bool(op.loop) and 0 < (op.trips or 0) <= _MOST_ITERATIONS for op in found.operations] or [False],
         np.bool_,
     )
     turn = np.full(len(which), NONE, np.int64)
     inside = np.flatnonzero(loops[which])
     inside = inside[np.lexsort((start_ns[inside], run[inside], which[inside]))]
     if len(inside):
-        own, of_run = which[inside], run[inside]
-        begins = np.append(True, (own[1:] != own[:-1]) | (of_run[1:] != of_run[:-1]))
-        place = np.arange(len(inside))
-        trips = np.array([one.trips or 1 for one in found.operations], np.int64)[own]
-        inner = np.array([one.inner for one in found.operations], np.int64)[own]
-        turn[inside] = (place - np.maximum.accumulate(np.where(begins, place, 0))) // inner % trips
+        own, own_run = which[inside], run[inside]
+        begins = np.append(True, (own[1:] != own[:-1]) | (own_run[1:] != own_run[:-1]))
+        index = np.arange(len(inside))
+        trips = np.array([op.trips or 1 for op in found.operations], np.int64)[own]
+        inner = np.array([op.inner for op in found.operations], np.int64)[own]
+        turn[inside] = (index - np.maximum.accumulate(np.where(begins, index, 0))) // inner % trips
     kinds = groups(which.astype(np.int64) * (_MOST_ITERATIONS + 1) + turn + 1)
     described = []
     for kind in kinds.values.tolist():

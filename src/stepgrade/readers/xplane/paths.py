@@ -63,12 +63,12 @@ def layer_of(path: str) -> tuple[str, int] | None:
 def _parts(path: str) -> list[str]:
     """Return the parts of a path; a slash in brackets parts nothing."""
     parts, depth, first = [], 0, 0
-    for place, letter in enumerate(path):
+    for index, letter in enumerate(path):
         if letter == "(":
             depth += 1
         elif letter == ")":
             depth -= 1
         elif letter == "/" and depth <= 0:
-            parts.append(path[first:place])
-            first = place + 1
+            parts.append(path[first:index])
+            first = index + 1
     return [*parts, path[first:]]

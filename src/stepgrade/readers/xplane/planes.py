@@ -109,16 +109,16 @@ class PlaneSpace(Struct, kw_only=True):
 
 def read_space(data: bytes) -> PlaneSpace:
     """Return the planes of a profile; files that follow one another in one are one profile."""
-    planes, place = [], 0
+    planes, offset = [], 0
     is_cut = False
-    while place < len(data):
-        field = field_at(data, place, len(data))
+    while offset < len(data):
+        field = field_at(data, offset, len(data))
         if field is None:
             is_cut = True
-            field = field_at(data, place, len(data), may_be_cut=True)
+            field = field_at(data, offset, len(data), may_be_cut=True)
             if field is None:
                 break
-        place = field.after
+        offset = field.after
         if field.number == 1 and field.kind == LENGTH:
             planes.append(_Parts(data, field.value, field.value + field.size).plane())
     return PlaneSpace(planes=planes, is_cut=is_cut)
@@ -127,17 +127,17 @@ def read_space(data: bytes) -> PlaneSpace:
 class _Parts:
     """The parts of a plane on the way to columns."""
 
-    def __init__(self, data: bytes, place: int, end: int) -> None:
+    def __init__(self, data: bytes, offset: int, end: int) -> None:
         self.data = data
         self.name = ""
         self.lines: list[PlaneLine] = []
         self.found: list[tuple[Longs, Longs]] = []  # where events begin and end
         self.counts: list[int] = []  # of events, line by line
         self.stat_names: dict[int, str] = {}
-        self.text_places: dict[str, int] = {}
+        self.texts: dict[str, int] = {}
         self.allocations: list[_Chunk] = []
         stats, names = [], []
-        for field in walk(data, place, end, may_be_cut=True):
+        for field in walk(data, offset, end, may_be_cut=True):
             inside = field.value, field.value + field.size
             if field.kind != LENGTH:
                 continue
@@ -173,18 +173,18 @@ class _Parts:
         keys = np.array([*self.metadata], np.uint64).view(np.int64)
         order = np.argsort(keys, kind="stable")
         self.keys: Longs = keys[order]
-        self.places: Ids = np.array([*self.metadata.values()], np.int32)[order]
+        self.metadata_ids: Ids = np.array([*self.metadata.values()], np.int32)[order]
         self.is_noise = np.array([NOISE.match(text) is not None for text in self.names] + [True], np.bool_)
         self.is_allocation = np.array([text in ALLOCATIONS for text in self.names] + [False], np.bool_)
-        self.of_names: dict[str, Column] = {}  # what some name has, by the place of the name
+        self.by_name: dict[str, Column] = {}  # what some name has, by the id of the name
         for key in (*NUMBERS, *TEXTS):
             values = [stats.get(key) for stats in self.metadata_stats]
             if key in NUMBERS and any(isinstance(value, int) for value in values):
                 numbers = [value if isinstance(value, int) else MISSING for value in values]
-                self.of_names[key] = np.array([*numbers, MISSING], np.int64)
+                self.by_name[key] = np.array([*numbers, MISSING], np.int64)
             elif key in TEXTS and any(isinstance(value, str) for value in values):
-                places = [self._place(value) if isinstance(value, str) else NONE for value in values]
-                self.of_names[key] = np.array([*places, NONE], np.int32)
+                ids = [self._text_id(value) if isinstance(value, str) else NONE for value in values]
+                self.by_name[key] = np.array([*ids, NONE], np.int32)
 
     def plane(self) -> Plane:
         """Return the plane with its events decoded."""
@@ -206,30 +206,30 @@ class _Parts:
             names=self.names,
             shown=self.shown,
             metadata=self.metadata_stats,
-            texts=list(self.text_places),
+            texts=list(self.texts),
             events=_joined(chunks, NUMBERS, TEXTS),
             damaged=damaged,
             allocations=allocations if self.allocations else None,
         )
 
-    def _text(self, place: int, end: int) -> str:
-        return self.data[place : min(end, place + _LONGEST_TEXT)].decode("utf-8", "replace")
+    def _text(self, offset: int, end: int) -> str:
+        return self.data[offset : min(end, offset + _LONGEST_TEXT)].decode("utf-8", "replace")
 
-    def _place(self, text: str) -> int:
-        return self.text_places.setdefault(text, len(self.text_places))
+    def _text_id(self, text: str) -> int:
+        return self.texts.setdefault(text, len(self.texts))
 
-    def _add_line(self, place: int, end: int) -> None:
+    def _add_line(self, offset: int, end: int) -> None:
         number, name, timestamp = 0, "", 0
         count = 0
-        while place < end:
-            starts, ends, place = run_of(self.data, place, end, _EVENT)
+        while offset < end:
+            starts, ends, offset = run_of(self.data, offset, end, _EVENT)
             if len(starts):
                 self.found.append((starts, ends))
                 count += len(starts)
-            field = field_at(self.data, place, end) if place < end else None
+            field = field_at(self.data, offset, end) if offset < end else None
             if field is None:
                 break
-            place = field.after
+            offset = field.after
             if field.number == 4 and field.kind == LENGTH:
                 self.found.append((np.array([field.value]), np.array([field.after])))
                 count += 1
@@ -240,18 +240,18 @@ class _Parts:
         self.lines.append(PlaneLine(number, name, min(timestamp, _MOST)))
         self.counts.append(count)
 
-    def _entry(self, place: int, end: int) -> tuple[int, tuple[int, int]]:
+    def _entry(self, offset: int, end: int) -> tuple[int, tuple[int, int]]:
         """Return the key of an entry of a map, and where its value is."""
-        key, inside = 0, (place, place)
-        for field in walk(self.data, place, end):
+        key, inside = 0, (offset, offset)
+        for field in walk(self.data, offset, end):
             if field.number == 1 and field.kind == VARINT:
                 key = field.value
             elif field.number == 2 and field.kind == LENGTH:
                 inside = field.value, field.after
         return key, inside
 
-    def _add_metadata(self, place: int, end: int) -> None:
-        key, inside = self._entry(place, end)
+    def _add_metadata(self, offset: int, end: int) -> None:
+        key, inside = self._entry(offset, end)
         name = shown = ""
         stats = []
         for field in walk(self.data, *inside):
@@ -268,13 +268,13 @@ class _Parts:
         self.shown.append(shown or name)
         self.metadata_stats.append(self._stats(stats))
 
-    def _stats(self, places: list[tuple[int, int]]) -> dict[str, Stat]:
+    def _stats(self, spans: list[tuple[int, int]]) -> dict[str, Stat]:
         """Return the stats of the plane, or of one metadata, by their names."""
         found: dict[str, Stat] = {}
-        for place in places:
+        for span in spans:
             name = ""
             value: Stat | None = None
-            for field in walk(self.data, *place):
+            for field in walk(self.data, *span):
                 if field.number == 1 and field.kind == VARINT:
                     name = self.stat_names.get(field.value, "")
                 elif field.number == 7 and field.kind == VARINT:
@@ -312,12 +312,12 @@ class _Parts:
         chosen = np.flatnonzero(known & self.is_allocation[name] & (offset >= 0))
         if len(chosen):
             self._add_allocations(starts[chosen], ends[chosen], line[chosen], name[chosen])
-        for key, table in self.of_names.items():
+        for key, table in self.by_name.items():
             own = stats.get(key)
-            said = table[name]
-            stats[key] = said if own is None else np.where(own == table[-1], said, own)
+            values_by_name = table[name]
+            stats[key] = values_by_name if own is None else np.where(own == table[-1], values_by_name, own)
         rows = np.flatnonzero(known & ~summed & ~dropped & (offset >= 0) & (duration >= 0))
-        zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line[rows]]
+        zero = np.array([each.timestamp_ns for each in self.lines] or [0], np.int64)[line[rows]]
         offset, duration = np.minimum(offset[rows], _MOST), np.minimum(duration[rows], _MOST)
         chunk = _Chunk(
             line=line[rows],
@@ -336,9 +336,9 @@ class _Parts:
         for part in rounds(self.data, starts, ends):
             message, value, _ = part.taking(2, VARINT)
             offset[message] = value
-            told = part.taking(4, LENGTH)
-            self._add_stats(stats, count, (*_ALLOCATION_NUMBERS, *_ALLOCATION_TEXTS), told)
-        zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line]
+            fields = part.taking(4, LENGTH)
+            self._add_stats(stats, count, (*_ALLOCATION_NUMBERS, *_ALLOCATION_TEXTS), fields)
+        zero = np.array([each.timestamp_ns for each in self.lines] or [0], np.int64)[line]
         start = zero + np.clip(offset, 0, _MOST) // 1000
         self.allocations.append(_Chunk(line=line, name=name, start_ns=start, end_ns=start, stats=stats))
 
@@ -347,17 +347,17 @@ class _Parts:
         if not len(self.keys):
             return np.full(len(metadata), NONE, np.int32)
         found = np.minimum(np.searchsorted(self.keys, metadata), len(self.keys) - 1)
-        return np.where(self.keys[found] == metadata, self.places[found], NONE).astype(np.int32)
+        return np.where(self.keys[found] == metadata, self.metadata_ids[found], NONE).astype(np.int32)
 
     def _add_stats(
         self,
         columns: dict[str, Column],
         count: int,
         wanted: tuple[str, ...],
-        told: tuple[Longs, Longs, Longs],
+        fields: tuple[Longs, Longs, Longs],
     ) -> None:
         """Write one stat of each of several events into the columns of those that matter."""
-        row, starts, sizes = told
+        row, starts, sizes = fields
         if not len(row):
             return
         ends = starts + sizes
@@ -403,9 +403,9 @@ class _Parts:
             if len(message):
                 refers, which, _ = groups(value)
                 texts = (self.stat_names.get(ref & 0xFFFFFFFFFFFFFFFF, "") for ref in refers.tolist())
-                column[row[message]] = np.array([*map(self._place, texts)], np.int32)[which]
+                column[row[message]] = np.array([*map(self._text_id, texts)], np.int32)[which]
             message, value, size = part.taking(5, LENGTH)
             column[row[message]] = [
-                self._place(self._text(first, first + length))
+                self._text_id(self._text(first, first + length))
                 for first, length in zip(value.tolist(), size.tolist(), strict=True)
             ]

@@ -180,7 +180,7 @@ def _add_host(events: Events, host: list[Plane]) -> None:
                 sort,
                 process=0,
                 thread=table.line[rows],
-                name=events.places(table.name[rows], dict(enumerate(names))),
+                name=events.name_ids(table.name[rows], dict(enumerate(names))),
                 start=table.start_ns[rows],
                 end=table.end_ns[rows],
                 **more,
@@ -195,6 +195,6 @@ def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mas
     add_operations(events, plane, operations, leaves, {"thread": threads}, table.numbers["run_id"][leaves])
     start, end = own_time(plane, control, leaves)
     thread = int(table.line[control[0]]) if len(control) else 0
-    name = events.place("control flow")
+    name = events.name_id("control flow")
     events.add("ops", process=0, thread=thread, name=name, start=start, end=end)
     return ProgramRuns.of_runs(plane, leaves)

@@ -69,22 +69,20 @@ def add_steps(events: Events, host: list[Plane], executions: ProgramRuns, *, own
     number, start, end, line = max(marks, key=lambda found: len(found[0])) if marks else _no_marks()
     per_step, rest = divmod(len(executions.start_ns), len(number)) if len(number) else (0, 0)
     if len(number) and per_step and not rest:
-        of_mark = np.arange(len(executions.start_ns)) // per_step
-        late = np.maximum(executions.end_ns - end[of_mark], 0) + np.maximum(
-            start[of_mark] - executions.start_ns, 0
-        )
+        mark = np.arange(len(executions.start_ns)) // per_step
+        late = np.maximum(executions.end_ns - end[mark], 0) + np.maximum(start[mark] - executions.start_ns, 0)
         runs_apart = late.sum() > _LATE_SHARE * (executions.end_ns - executions.start_ns).sum()
         if own_clock or runs_apart:
-            _add(events, "XlaStep", number, *_one_by_one(executions, per_step), thread=STEP_THREAD)
+            _add(events, "XlaStep", number, *_counted_up(executions, per_step), thread=STEP_THREAD)
             return
     if len(number) and not own_clock:
         _add(events, "ProfilerStep", number, start, end, thread=line)
     elif len(executions.start_ns) > 1:
         numbers = np.arange(len(executions.start_ns))
-        _add(events, "XlaStep", numbers, *_one_by_one(executions, 1), thread=STEP_THREAD)
+        _add(events, "XlaStep", numbers, *_counted_up(executions, 1), thread=STEP_THREAD)
 
 
-def _one_by_one(executions: ProgramRuns, per_step: int) -> tuple[Longs, Longs]:
+def _counted_up(executions: ProgramRuns, per_step: int) -> tuple[Longs, Longs]:
     """Return where steps of so many executions each begin and end: at the next one's start."""
     start = executions.start_ns[::per_step]
     return start, np.append(start[1:], executions.end_ns[-1])
@@ -111,12 +109,12 @@ def _marks(plane: Plane) -> tuple[Longs, Longs, Longs, int]:
 
 
 def _add(events: Events, word: str, number: Longs, start: Longs, end: Longs, thread: int) -> None:
-    places = [events.place(f"{word}#{max(one, 0)}") for one in number.tolist()]
+    name_ids = [events.name_id(f"{word}#{max(step, 0)}") for step in number.tolist()]
     events.add(
         "ranges",
         process=0,
-        thread=np.full(len(places), thread),
-        name=np.array(places, np.int32),
+        thread=np.full(len(name_ids), thread),
+        name=np.array(name_ids, np.int32),
         start=start,
         end=end,
     )

@@ -43,27 +43,27 @@ class Round(NamedTuple):
         return self.message[chosen], self.value[chosen], self.size[chosen]
 
 
-def run_of(data: bytes, place: int, end: int, tag: int) -> tuple[Longs, Longs, int]:
+def run_of(data: bytes, offset: int, end: int, tag: int) -> tuple[Longs, Longs, int]:
     """Return where the messages that follow each other under a tag begin and end, and where the run ends."""
     found = array("q")
     add, last = found.append, end - 4
-    while place < last and data[place] == tag:
-        size = data[place + 1]
-        after = place + 2 + size
+    while offset < last and data[offset] == tag:
+        size = data[offset + 1]
+        after = offset + 2 + size
         if size > 0x7F:
-            more = data[place + 2]
+            more = data[offset + 2]
             if more > 0x7F:
                 break  # longer than 16 KB
             after += (more << 7) - 0x7F
         if after > end:
             break
-        add(place)
-        place = after
+        add(offset)
+        offset = after
     if not found:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), place
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), offset
     records = np.frombuffer(found, np.int64)
     octets: Bytes = np.frombuffer(data, np.uint8)
-    return records + 2 + (octets[records + 1] > 0x7F), np.append(records[1:], place), place
+    return records + 2 + (octets[records + 1] > 0x7F), np.append(records[1:], offset), offset
 
 
 def rounds(
@@ -75,21 +75,21 @@ def rounds(
     """
     octets: Bytes = np.frombuffer(data, np.uint8)
     message = np.arange(len(starts), dtype=np.int64)
-    place, end = starts, ends
+    offset, end = starts, ends
     for _ in range(_ROUNDS):
-        left = place < end
+        left = offset < end
         if dropped is not None:
             left &= ~dropped[message]
         if not left.all():
-            message, place, end = message[left], place[left], end[left]
+            message, offset, end = message[left], offset[left], end[left]
         if not len(message):
             return
-        tag = octets[place]
+        tag = octets[offset]
         first = int(tag[0])
         if first < 0x80 and first & 7 in (VARINT, LENGTH) and (tag == first).all():
             is_uniform = True
             number, kind = np.broadcast_to([[first >> 3], [first & 7]], (2, len(message)))
-            value, after, sound = _varints(octets, place + 1, end)
+            value, after, sound = _varints(octets, offset + 1, end)
             size = np.broadcast_to(0, len(message))
             if first & 7 == LENGTH:
                 size, value = value, after
@@ -97,13 +97,13 @@ def rounds(
                 sound &= (size >= 0) & (after <= end)
         else:
             is_uniform = False
-            key, place, sound = _varints(octets, place, end)
+            key, offset, sound = _varints(octets, offset, end)
             number, kind = key >> 3, key & 7
-            value, after, readable = _varints(octets, place, end)
+            value, after, readable = _varints(octets, offset, end)
             is_number, is_length = kind == VARINT, kind == LENGTH
             fixed = (kind == FIXED64) | (kind == FIXED32)
             size = np.where(is_length, value, np.where(fixed, np.where(kind == FIXED64, 8, 4), 0))
-            begins = np.where(is_length, after, place)
+            begins = np.where(is_length, after, offset)
             sound &= fixed | ((is_number | is_length) & readable)
             sound &= is_number | ((size >= 0) & (size <= end - begins))
             value, after = np.where(is_number, value, begins), np.where(is_number, after, begins + size)
@@ -112,15 +112,15 @@ def rounds(
             number, kind, value, size = number[sound], kind[sound], value[sound], size[sound]
             after = after[sound]
         yield Round(message, number, kind, value, size, is_uniform)
-        place = after
-    yield from _walked_alone(data, message, place, end)
+        offset = after
+    yield from _walked_alone(data, message, offset, end)
 
 
-def _walked_alone(data: bytes, message: Longs, place: Longs, end: Longs) -> Iterator[Round]:
+def _walked_alone(data: bytes, message: Longs, offset: Longs, end: Longs) -> Iterator[Round]:
     """Yield what is left of messages with very many fields."""
     rest = [
         (index, min(field.number, 1 << 31), field.kind, signed(field.value), field.size)
-        for index, first, last in zip(message.tolist(), place.tolist(), end.tolist(), strict=True)
+        for index, first, last in zip(message.tolist(), offset.tolist(), end.tolist(), strict=True)
         for field in walk(data, first, last)
     ]
     if rest:
@@ -141,19 +141,19 @@ _FOLDS: Final = tuple(
 )
 
 
-def _varints(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
+def _varints(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
     """Return the numbers at these places, where they end, and which of them are sound."""
-    if not len(place) or len(octets) < _EIGHT:
-        return _varints_by_byte(octets, place, end)
-    sound = place < end
-    byte = octets.take(place, mode="clip")
+    if not len(offset) or len(octets) < _EIGHT:
+        return _varints_by_byte(octets, offset, end)
+    sound = offset < end
+    byte = octets.take(offset, mode="clip")
     value = byte.astype(np.int64)
-    after = place + 1
+    after = offset + 1
     longer = np.flatnonzero(byte > 0x7F)
     if not len(longer):
         return value, after, sound
     # Eight bytes from every place on are one number; the first without its highest bit ends the varint.
-    at = place[longer]
+    at = offset[longer]
     inside = at + _EIGHT <= len(octets)
     words = np.lib.stride_tricks.as_strided(
         octets[:_EIGHT].view("<u8"), shape=(len(octets) - _EIGHT + 1,), strides=(1,), writeable=False
@@ -169,21 +169,21 @@ def _varints(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDA
     sound[longer] &= after[longer] <= end[longer]
     slow = longer[~inside | (stop == 0)]
     if len(slow):  # more than eight bytes, or the last of the file
-        value[slow], after[slow], sound[slow] = _varints_by_byte(octets, place[slow], end[slow])
+        value[slow], after[slow], sound[slow] = _varints_by_byte(octets, offset[slow], end[slow])
     return value, after, sound
 
 
-def _varints_by_byte(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
+def _varints_by_byte(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
     """Return the same of varints of any length, byte by byte."""
-    sound = place < end
-    byte = octets[np.where(sound, place, 0)] if len(octets) else np.zeros(len(place), np.uint8)
+    sound = offset < end
+    byte = octets[np.where(sound, offset, 0)] if len(octets) else np.zeros(len(offset), np.uint8)
     value = (byte & 0x7F).astype(np.int64)
-    after = place + 1
+    after = offset + 1
     more = np.flatnonzero((byte > 0x7F) & sound)
     for index in range(1, _LONGEST_VARINT):
         if not len(more):
             break
-        at = place[more] + index
+        at = offset[more] + index
         inside = at < end[more]
         sound[more[~inside]] = False
         more, at = more[inside], at[inside]
@@ -195,8 +195,8 @@ def _varints_by_byte(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Lo
     return value, after, sound
 
 
-def doubles(data: bytes, places: Longs) -> NDArray[np.float64]:
+def doubles(data: bytes, offsets: Longs) -> NDArray[np.float64]:
     """Return the numbers of eight bytes at these places."""
     octets: Bytes = np.frombuffer(data, np.uint8)
-    parts = octets[places[:, None] + np.arange(8)] if len(places) else np.zeros((0, 8), np.uint8)
+    parts = octets[offsets[:, None] + np.arange(8)] if len(offsets) else np.zeros((0, 8), np.uint8)
     return np.ascontiguousarray(parts).view("<f8").reshape(-1).astype(np.float64)
