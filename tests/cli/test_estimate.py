@@ -94,7 +94,7 @@ def test_a_device_by_hand(config: str, tmp_path: Path, capsys: pytest.CaptureFix
         (["--model", "CONFIG", "--batch", "4", "--seq", "512"], "--device"),
         (["--model", "CONFIG", "--batch", "0", "--seq", "512", "--device", "gb10"], "--batch: must be"),
         (["--model", "CONFIG", "--batch", "x", "--seq", "512", "--device", "gb10"], "--batch"),
-        (["--model", "CONFIG", *ESTIMATE, "--dtype", "int3"], "--dtype: 'int3' is not known"),
+        (["--model", "CONFIG", *ESTIMATE, "--dtype", "int3"], "--dtype: 'int3' is unknown"),
         (["--model", "CONFIG", *ESTIMATE, "--dtype", "nf4"], "use the method qlora with bf16"),
         (["--model", "CONFIG", *ESTIMATE, "--peak-bw", "nan"], "--peak-bw: must be"),
         (["--model", "CONFIG", *ESTIMATE, "--peak-tflops", "-1"], "--peak-tflops: must be"),

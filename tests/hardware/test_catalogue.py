@@ -172,7 +172,7 @@ def test_devices_as_traces_give_them(name: Any, memory: Any, units: Any, key: An
     [
         ("NVIDIA GeForce RTX 3060", 8 * 2**30, 28, "rtx-3060 has 12 GB"),
         ("NVIDIA GeForce RTX 3080", 12 * 2**30, 68, "rtx-3080 has 10 GB and 68 compute units"),
-        ("NVIDIA A100-SXM4-40GB", 5 * 2**30, 14, "is not the one of the catalogue"),
+        ("NVIDIA A100-SXM4-40GB", 5 * 2**30, 14, "does not match the catalogue"),
         ("AMD Radeon Graphics", 16 * 2**30, 40, "fits no device"),
         ("AMD Radeon Graphics", None, None, "fits no device"),
         ("", None, None, "a device without a name"),

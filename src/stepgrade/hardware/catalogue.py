@@ -18,9 +18,9 @@ DESCRIBE_BY_HAND = "{peak_bw_gb_s} and {peak_tflops}, or {device_file}"
 
 # Names of the reference's own constructors (HardwareSpec::rtx_4060l, ::gb10).
 _REFERENCE_NAMES = {"rtx4060l": "rtx-4060-laptop", "gb10": "gb10"}
-# Names that drivers give to several products: they say nothing without memory and compute units.
+# Names that drivers give to several products: ambiguous without memory and compute units.
 SHARED_NAMES = frozenset({"", "nvidiah100", "amdradeongraphics"})
-# Products that frameworks show as several devices: what one of them is called, and how many there are.
+# Products that frameworks show as several devices: the name of one device, and how many there are.
 _PARTS = {
     "mi250": ("gcd", 2),
     "mi250x": ("gcd", 2),
@@ -47,7 +47,7 @@ _PEAK_COLUMNS = {
 }
 
 
-# What a file that describes a device may say: above a thousandfold of any device, somebody mixed up the unit.
+# Upper bounds for a device file: a thousand times any device means that a unit was mixed up.
 _Figure = Annotated[float, Meta(gt=0, lt=1e7)]
 _Text = Annotated[str, Meta(min_length=1)]
 _Precision = Annotated[str, Meta(pattern="^(fp32|tf32|fp16|bf16|fp8|int8)$")]
@@ -57,7 +57,7 @@ class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator: data-sheet figures (dense, never sparse), and where they come from.
 
     `memory_gb` is the size in the product's name (binary gigabytes on GPUs); `link_gb_s` is one
-    direction; `achievable_tflops` holds the best matmul rates that people measured.
+    direction; `achievable_tflops` holds the best measured matmul rates.
     """
 
     key: _Text
@@ -79,7 +79,7 @@ class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DeviceTable(Result, frozen=True, kw_only=True):
-    """Devices of the catalogue that a filter let through."""
+    """The devices of the catalogue that match a filter."""
 
     devices: tuple[Device, ...]
     total: int
@@ -130,7 +130,7 @@ def find_device(name: str) -> Device:
     raise UnknownDevice(problem, hint=hint, supply=DESCRIBE_BY_HAND)
 
 
-# Words of a product's name that people leave out: `4090` is the rtx-4090, not its laptop or its D.
+# Words that people leave out of a product's name: `4090` is the rtx-4090, not the laptop or the D version.
 _SERIES = frozenset(
     {"nvidia", "amd", "intel", "apple", "google", "aws", "geforce", "tesla", "rtx", "gtx", "radeon"}
     | {"rx", "instinct", "tpu", "gpu"}
@@ -138,9 +138,9 @@ _SERIES = frozenset(
 
 
 def meant_device(name: str) -> Device:
-    """Return the device that a user means: as `find_device`, or the only one that fits all of the words.
+    """Return the device that a user means: as `find_device`, or the only one that matches all the words.
 
-    Raise UnknownDevice with all that fit, else with the nearest names.
+    Raise UnknownDevice with all that match, else with the nearest names.
     """
     try:
         return find_device(name)
@@ -155,14 +155,14 @@ def meant_device(name: str) -> Device:
 
 
 def keys_meant(name: str) -> tuple[str, ...]:
-    """Return the keys that have all the words of `name`; only one where nothing else is left of its own."""
+    """Return the keys that have all the words of `name`; only the exact one if there is one."""
     wanted = [word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word and word not in _SERIES]
     if not wanted:
         return ()
     words = {key: [word for word in key.split("-") if word not in _SERIES] for key in all_devices()}
     whole = [key for key, parts in words.items() if "".join(parts) == "".join(wanted)]
     exact = [key for key, parts in words.items() if set(wanted) <= set(parts)]
-    # `sxm` stands for sxm5 and `mi300` for mi300a and mi300x, but `b2` not for b200: a number is whole.
+    # `sxm` matches sxm5, and `mi300` matches mi300a and mi300x, but `b2` does not match b200.
     begun = [re.compile(re.escape(word) + r"(?!\d)" * word[-1].isdigit()) for word in wanted]
     fitting = [
         key
@@ -173,7 +173,7 @@ def keys_meant(name: str) -> tuple[str, ...]:
 
 
 def keys_called(name: str) -> tuple[str, ...]:
-    """Return the keys of every device whose key, name or alias is `name`, whatever its case and marks."""
+    """Return the keys of every device whose key, name or alias is `name`, ignoring case and punctuation."""
     return _by_any_name().get(fold(name), ())
 
 
@@ -211,7 +211,7 @@ def part_of(key: str) -> tuple[Device, int] | None:
 
 
 def compute_units(key: str) -> int | None:
-    """Return how many SMs (NVIDIA) or CUs (AMD) a device reports; None where the count is in doubt."""
+    """Return how many SMs (NVIDIA) or CUs (AMD) a device reports; None if the count is ambiguous."""
     if key in _PART_COMPUTE_UNITS:
         return _PART_COMPUTE_UNITS[key]
     count = _rows()[key]["compute_units"] if key in _rows() else ""
@@ -219,7 +219,7 @@ def compute_units(key: str) -> int | None:
 
 
 def cache_bytes(device: Device | None) -> float:
-    """Return the size of a device's last-level cache, of one that is not known the largest there is.
+    """Return the size of a device's last-level cache; the largest known size for an unknown device.
 
     The sizes are those of NVIDIA's and AMD's architecture white papers; AMD's is the Infinity Cache.
     """
@@ -228,7 +228,7 @@ def cache_bytes(device: Device | None) -> float:
 
 
 def memory_sizes_gb(device: Device) -> tuple[float, ...]:
-    """Return the sizes that are sold under the device's name; none where the buyer chooses any size."""
+    """Return the memory sizes sold under the device's name; none if the buyer can choose any size."""
     row = _rows().get(device.key)
     variants = row["memory_variants_gb"] if row else ""
     if variants == _ANY_MEMORY or device.memory_gb is None:
@@ -294,7 +294,7 @@ def _by_any_name() -> dict[str, tuple[str, ...]]:
     for device in all_devices().values():
         for name in {fold(name) for name in (device.key, device.name, *device.aliases)}:
             names[name] = tuple(dict.fromkeys((*names.get(name, ()), device.key)))
-    # A driver's name without its maker's, where nothing else has that name.
+    # A driver's name without the vendor, if it is unique.
     for name, keys in list(names.items()):
         if name.startswith("nvidia") and name not in SHARED_NAMES:
             names.setdefault(name.removeprefix("nvidia"), keys)

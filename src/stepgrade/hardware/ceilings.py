@@ -11,8 +11,8 @@ from stepgrade.hardware.measured import Measurement
 from stepgrade.model.ceiling import Basis, Ceiling, Kind, Roof
 from stepgrade.units import BYTES_PER_GB
 
-# Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device, and used
-# for the reference's own two alone.
+# Back-solved in the reference from one QLoRA run of a 1.5B model; not a device constant, and used
+# only for the reference's own two devices.
 REFERENCE_BYTES_PER_TOKEN = 158_000_000.0
 REFERENCE_DEVICES = ("rtx-4060-laptop", "gb10")
 FLOPS_PER_TFLOP = 1e12
@@ -23,7 +23,7 @@ _SMALLER = {"T": "G", "G": "M"}
 
 
 class _Unit(NamedTuple):
-    """A kind of rate: what it is called, its unit's name, and how many base units that is."""
+    """A kind of rate: its name, its unit, and how many base units that is."""
 
     kind: Kind
     what: str
@@ -32,7 +32,7 @@ class _Unit(NamedTuple):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """What is known of the hardware: a device, what the user said of it, what was measured on it."""
+    """What is known about the hardware: the device, the user's figures, measurements."""
 
     device: Device | None = None
     peak_bw_gb_s: float | None = None
@@ -62,7 +62,7 @@ class Figures(Struct, frozen=True, kw_only=True):
         rates = self._stated(self.peak_tflops or sheet, self.peak_tflops, unit)
         achievable = self.device.achievable_tflops.get(dtype) if self.device else None
         if achievable is not None and self.peak_tflops is None:
-            source = "the best matmul rate that was measured on such a device"
+            source = "the best matmul rate measured on this kind of device"
             rates += (_rate(achievable, unit, "measured", source),)
         if self.measured is not None and dtype in self.measured.tflops:
             rates += (_measured_rate(self.measured.tflops[dtype].best, unit, self.measured),)
@@ -75,7 +75,7 @@ class Figures(Struct, frozen=True, kw_only=True):
         return stated[0] if stated else max(rates, key=lambda rate: rate.per_s, default=None)
 
     def shared_by(self, ranks: int) -> Figures:
-        """Return what is left for each of so many processes on the measured device."""
+        """Return the figures for one of several processes that share the measured device."""
         measured = self.measured
         if measured is None or ranks == 1:
             return self
@@ -98,7 +98,7 @@ class Figures(Struct, frozen=True, kw_only=True):
         return self._stated(self.link_gb_s or sheet, self.link_gb_s, unit)
 
     def ridge_point(self, dtype: str) -> float | None:
-        """Return the FLOPs per byte above which a run is limited by arithmetic; None when not known."""
+        """Return the FLOPs per byte above which a run is limited by compute; None if unknown."""
         peaks, bandwidths = self.compute(dtype), self.bandwidth()
         return peaks[0].per_s / bandwidths[0].per_s if peaks and bandwidths else None
 
@@ -113,7 +113,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """What one token costs the device; None where it is not known. Texts say by which count."""
+    """What one token costs the device; None if unknown. Texts say which convention was used."""
 
     flops: float | None = None
     flops_count: str = ""

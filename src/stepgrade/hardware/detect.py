@@ -1,4 +1,4 @@
-"""Which devices this machine has: every driver that answers is asked, none has to be there."""
+"""Detect this machine's devices by asking every driver; none is required."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FoundDevice(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What one driver said; `absent` is a fact, not an error."""
+    """The result of asking one driver; `absent` is not an error."""
 
     driver: str
     state: Literal["found", "none", "absent"]
@@ -65,7 +65,7 @@ class Detection(Result, frozen=True, kw_only=True):
 def detect(flags: Mapping[str, str] = NO_FLAGS) -> Detection:
     """Ask every driver that can be imported; never raises for one that is absent or broken.
 
-    Problems with a device name parameters as `flags` does.
+    `flags` names the parameters in problems.
     """
     drivers = (
         ("nvidia-ml-py", "pynvml", _ask_nvml),
@@ -94,9 +94,9 @@ def usable_cores() -> int:
 
 
 class OtherLoad:
-    """How much of the processor other programs take from now on; by Linux's own count.
+    """The processor share of other programs from now on, as Linux counts it.
 
-    With a `root` that process and all below it are not other programs, else this one alone is not.
+    With a `root`, that process and its children are not counted, else only this process is not.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -105,7 +105,7 @@ class OtherLoad:
         self._before = self._spent()
 
     def share(self) -> float | None:
-        """Return the share of this process's cores that others used; None where it cannot be told."""
+        """Return the share of this process's cores that others used; None if unknown."""
         after = self._spent()
         if self._before is None or after is None:
             return None
@@ -133,11 +133,11 @@ class OtherLoad:
 
 
 def _ticks_below(root: int) -> int:
-    """Return what a process and all below it have used; of those that have ended their parent knows."""
+    """Return the ticks of a process and its children; those of ended children are in their parent's."""
     used, waiting = 0, [root]
     while waiting:
         folder = f"/proc/{waiting.pop()}"
-        with suppress(OSError, ValueError):  # it has just ended
+        with suppress(OSError, ValueError):  # it has just exited
             with open(f"{folder}/stat", "rb") as stat:
                 used += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
             for thread in os.listdir(f"{folder}/task"):

@@ -1,4 +1,4 @@
-"""A device described by hand in a TOML file, for those that the catalogue does not have."""
+"""A device described in a TOML file, for devices missing from the catalogue."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TRAFFIC_NOTE = (
 
 
 class Utilisation(Struct, frozen=True, kw_only=True):
-    """What a measured throughput makes of the device; None where no peak is known."""
+    """The utilisation at a measured throughput; None without a known peak."""
 
     tok_s: float
     tok_s_per_device: float
@@ -42,7 +42,7 @@ class Utilisation(Struct, frozen=True, kw_only=True):
 class Estimate(Result, frozen=True, kw_only=True):
     """The ceilings of a planned run, all in tok/s per device, and whether one device can hold it.
 
-    `is_reachable` is False for a run that does not fit, and None where that cannot be told.
+    `is_reachable` is False for a run that does not fit, and None if that is unknown.
     """
 
     NOTES = ("notes",)
@@ -89,8 +89,8 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
     target = planned_target(figures, costs, plan)
     ridge = figures.ridge_point(plan.dtype)
     limits, bound = target.ceilings, target.roof
-    # Below so many tokens per micro-batch memory is the limit, above it arithmetic. No batch is large enough
-    # where every token brings more bytes than the ridge allows.
+    # Below so many tokens per micro-batch memory is the limit, above it compute. No batch is large enough
+    # if every token moves more bytes than the ridge point allows.
     room = 0.0 if ridge is None else costs.flops.hardware / ridge - costs.traffic.own
     return Estimate(
         device=figures.device,

@@ -1,4 +1,4 @@
-"""Which catalogue row is the device that a driver or a trace saw; names alone are not enough."""
+"""Find the catalogue row for a device reported by a driver or a trace; names alone are ambiguous."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BYTES_PER_GIB = 2**30
 # Drivers report up to 8 % less than the nominal size (firmware), with ECC in the same memory up to 15 %, and
 # never noticeably more.
 LEAST_MEMORY, LEAST_WITH_ECC, MOST_MEMORY = 0.92, 0.85, 1.01
-# What drivers say when they do not know; everything else is a name, if sometimes of several devices.
+# What drivers report for unknown devices; anything else is a name, possibly shared by several devices.
 NAMELESS = frozenset({"", "amdradeongraphics"})
 NAMELESS_VENDOR = "AMD"
-# Two candidates whose figures differ by less give the same grade: no reason to refuse.
+# Candidates whose figures differ by less give the same grade, so either may be taken.
 SAME_FIGURES = 0.02
 
 
@@ -43,7 +43,7 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
         return find_device(name)
     known = [all_devices()[key] for key in keys]
     if seen.memory_bytes is not None:
-        # Without its memory a part cannot be told from the whole, whose name it has.
+        # Without the memory size a part cannot be distinguished from the whole product of the same name.
         known += [split[0] for split in map(part_of, keys) if split is not None]
     like = [
         device
@@ -52,7 +52,7 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
     ]
     fitting = [device for device in like if _fits_memory(device, seen.memory_bytes)]
     if not fitting and fold(name) not in SHARED_NAMES:
-        # The name decides; memory only tells its variants and its parts apart.
+        # The name decides; memory only distinguishes variants and parts.
         fitting = [device for device in like if _fits_memory(device, seen.memory_bytes, LEAST_WITH_ECC)]
     if not fitting:
         units = {key: compute_units(key) for key in keys}
@@ -61,20 +61,20 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
             + (f" and {units[key]} compute units" if units[key] else "")
             for key in keys
         )
-        problem = f"{_described(seen)} is not the one of the catalogue: {sizes}"
+        problem = f"{_described(seen)} does not match the catalogue's memory sizes: {sizes}"
         raise UnknownDevice(problem, supply=DESCRIBE_BY_HAND)
     return _only(fitting, seen)
 
 
 def _by_shape(seen: DeviceSeen, arch: str | None) -> list[Device]:
-    """Find a device whose name says nothing by memory and compute units, or by its architecture."""
+    """Find a device with an unspecific name by memory and compute units, or by its architecture."""
     makes = [device for device in all_devices().values() if device.vendor == NAMELESS_VENDOR]
     by_arch = [device for device in makes if arch and device.arch == arch.split(":")[0]]
     fitting = [
         device
         for device in (*makes, *parts().values())
         if (not by_arch or device.arch == by_arch[0].arch)
-        # Both must be known: a shared name is no evidence of its own.
+        # Both must be known: a shared name is not evidence by itself.
         and seen.memory_bytes is not None
         and seen.sm_count is not None
         and _fits_memory(device, seen.memory_bytes)
@@ -84,7 +84,7 @@ def _by_shape(seen: DeviceSeen, arch: str | None) -> list[Device]:
         fitting = by_arch
     if not fitting:
         hint = nearest_hint(seen.name) if seen.name else None
-        problem = f"{_described(seen)} fits no device of the catalogue"
+        problem = f"{_described(seen)} matches no device in the catalogue"
         raise UnknownDevice(problem, hint=hint, supply=f"{{device}}, or {DESCRIBE_BY_HAND}")
     return fitting
 
@@ -97,7 +97,7 @@ def _fits_memory(device: Device, memory_bytes: int | None, least: float = LEAST_
 
 
 def _only(fitting: list[Device], seen: DeviceSeen) -> Device:
-    """Return the first of devices that give the same ceilings; refuse when they would not."""
+    """Return the first device if all give the same ceilings; else raise UnknownDevice."""
     first = fitting[0]
     for other in fitting[1:]:
         pairs = [(first.peak_bw_gb_s, other.peak_bw_gb_s)]

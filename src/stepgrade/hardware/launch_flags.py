@@ -1,6 +1,6 @@
-"""A plan as the flags that start it in its trainer.
+"""The flags that launch a plan in its trainer.
 
-They are those of torchtitan 0.2, Megatron-LM, and the Trainer of Transformers with DeepSpeed or Accelerate.
+Flags are those of torchtitan 0.2, Megatron-LM, and the Trainer of Transformers with DeepSpeed or Accelerate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _USUAL_STAGES = 2
 
 
 def launch_flags(plan: RankedPlan, run: Plan, depth: int, request: PlanRequest) -> str:
-    """Return what starts the plan of a model with `depth` layers in its trainer."""
+    """Return the flags that launch the plan of a model with `depth` layers."""
     if plan.trainer == "torchtitan":
         return torchtitan_flags(plan, run, depth, request.global_batch)
     if plan.trainer == "megatron":
@@ -26,7 +26,7 @@ def launch_flags(plan: RankedPlan, run: Plan, depth: int, request: PlanRequest) 
 
 
 def torchtitan_flags(plan: RankedPlan, run: Plan, depth: int, global_batch: int) -> str:
-    """Return torchtitan's flags; its local batch is a whole step where there is a pipeline."""
+    """Return torchtitan's flags; with a pipeline, its local batch is a whole step."""
     is_sharded = plan.data.startswith("fsdp")
     degrees = {
         "tensor": plan.tensor,
@@ -47,7 +47,7 @@ def torchtitan_flags(plan: RankedPlan, run: Plan, depth: int, global_batch: int)
     if plan.pipeline > 1:
         flags["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if plan.virtual > 1 else "1F1B"
         flags["parallelism.pipeline_parallel_microbatch_size"] = plan.micro_batch
-        # Else the first and the last stage get a layer less, for the embedding and the head.
+        # By default the first and the last stage get one layer fewer, for the embedding and the head.
         flags["parallelism.pipeline_parallel_first_stage_less_layers"] = 0
         flags["parallelism.pipeline_parallel_last_stage_less_layers"] = 0
         if plan.virtual > _USUAL_STAGES:
@@ -89,7 +89,7 @@ def megatron_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
 
 
 def trainer_flags(plan: RankedPlan, run: Plan) -> str:
-    """Return the arguments of Transformers' Trainer: batch, precision, and what a module of its own does."""
+    """Return the arguments of Transformers' Trainer: batch, precision, fused loss."""
     flags: dict[str, int | str] = {
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": plan.micro_batches,
@@ -102,7 +102,7 @@ def trainer_flags(plan: RankedPlan, run: Plan) -> str:
 
 
 def deepspeed_flags(plan: RankedPlan, run: Plan) -> str:
-    """Return the Trainer's arguments with DeepSpeed's configuration, which must say the same."""
+    """Return the Trainer's arguments with a matching DeepSpeed configuration."""
     stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.data]
     config = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -111,12 +111,14 @@ def deepspeed_flags(plan: RankedPlan, run: Plan) -> str:
         "zero_optimization": {"stage": stage},
     }
     recompute = " --gradient_checkpointing true" if plan.checkpointing == "full" else ""
-    text = msgspec.json.format(msgspec.json.encode(config), indent=0).decode()  # with room to break a line
+    text = msgspec.json.format(
+        msgspec.json.encode(config), indent=0
+    ).decode()  # with spaces, so that lines can wrap
     return f"{trainer_flags(plan, run)}{recompute} --deepspeed '{text}'"
 
 
 def accelerate_flags(plan: RankedPlan, run: Plan, cluster: Cluster) -> str:
-    """Return the command that launches it with Accelerate (DDP or FSDP), and the script's arguments."""
+    """Return the `accelerate launch` command (DDP or FSDP) with the script's arguments."""
     words = [f"accelerate launch --num_processes {cluster.devices}"]
     if cluster.devices > cluster.per_node:
         words.append(f"--num_machines {-(-cluster.devices // cluster.per_node)}")

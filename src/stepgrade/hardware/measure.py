@@ -1,4 +1,4 @@
-"""What this machine really reaches: memory bandwidth as STREAM counts it, and matmul rates."""
+"""Measure this machine: memory bandwidth as STREAM counts it, and matmul rates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CPU_MATMUL_SIZES = (1024, 512, 256)
 GPU_ARRAY_BYTES = 2**30
 GPU_MATMUL_SIZES = (4096, 8192)
 MATMULS_PER_RUN = 20
-# A rate is measured until its three best runs agree to this, for so many runs and seconds at the most.
+# A rate is measured until its three best runs agree to this, within so many runs and seconds.
 SETTLED_SHARE = 0.03
 LEAST_RUNS, MOST_RUNS = 5, 60
 MOST_SECONDS = 2.0
-# From this share of the processor on, other programs make what is measured too low.
+# If other programs take more than this share of the processor, results are too low.
 BUSY_SHARE = 0.10
 
 Progress = Callable[[str], None]
@@ -39,7 +39,7 @@ Kernel = Callable[[], object]
 
 
 class Measured(Result, frozen=True, kw_only=True):
-    """A measurement, and the file that keeps it; without one it was not kept."""
+    """A measurement, and the file it was saved to, if any."""
 
     NOTES = ("notes",)
 
@@ -49,20 +49,20 @@ class Measured(Result, frozen=True, kw_only=True):
 
 
 def measure_here(progress: Progress, state: str | None = None, *, gpu: bool = True) -> Measured:
-    """Measure the GPU when torch sees one, else the processor, and keep the result."""
+    """Measure the GPU if torch sees one, else the processor, and save the result."""
     return keep_best((measure_gpu(progress) if gpu else None) or measure_processor(progress), state)
 
 
 def keep_best(measurement: Measurement, state: str | None = None) -> Measured:
-    """Keep a measurement, and say what is wrong with it.
+    """Save a measurement, with notes on its quality.
 
-    What was measured on a busy machine does not take the place of what was measured on a quiet one.
+    A measurement on a busy machine does not replace one on a quiet machine.
     """
     notes, earlier = [], measured_for(measurement.key, state)
     if is_busy(measurement):
         text = (
             f"the machine was busy: other programs took {show_share(measurement.others_share, 0)} of its "
-            "processor, so it can do more than this; measure again when it is quiet"
+            "processor, so the real rates are higher; measure again when it is idle"
         )
         notes.append(Note("busy", text))
     rates = [*measurement.tflops.values()]
@@ -72,13 +72,13 @@ def keep_best(measurement: Measurement, state: str | None = None) -> Measured:
         text = f"the best runs still differed by {show_share(spread, 0)} when the time was up"
         notes.append(Note("spread", text))
     if is_busy(measurement) and earlier is not None and not is_busy(earlier):
-        text = f"not kept: what was measured on {earlier.date[:10]}, on a quiet machine, stays"
+        text = f"not saved: the measurement of {earlier.date[:10]}, on a quiet machine, is kept"
         return Measured(measurement=measurement, kept_in=None, notes=(*notes, Note("not_kept", text)))
     return Measured(measurement=measurement, kept_in=keep_measured(measurement, state), notes=tuple(notes))
 
 
 def is_busy(measurement: Measurement) -> bool:
-    """Tell whether other programs ran while it was measured."""
+    """Tell whether other programs ran during the measurement."""
     return (measurement.others_share or 0.0) > BUSY_SHARE
 
 
@@ -87,7 +87,7 @@ def measure_processor(
 ) -> Measurement:
     """Measure this processor: the best of copy, scale and add, and matmul by precision.
 
-    Matmuls are those of torch where it is installed, for they are what a training runs.
+    Matmuls are torch's if it is installed, since training uses them.
     """
     try:
         numpy = import_module("numpy")
@@ -163,7 +163,7 @@ def measure_gpu(progress: Progress) -> Measurement | None:
 
 
 def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel, int]]:
-    """Yield copy, scale and add over arrays cut into one piece per core; ufuncs let the others run."""
+    """Yield copy, scale and add over arrays split by core; ufuncs release the GIL."""
     cores = usable_cores()
     count = min(array_bytes, (processor().memory_bytes or array_bytes * 8) // 8) // 8
     a, b, c = (numpy.ones(count) for _ in range(3))
@@ -183,7 +183,7 @@ def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel,
 
 
 def _fitting_size(kernel_of: Callable[[int], Kernel]) -> int:
-    """Return the largest matrix whose product takes little time; a precision may have no fast way at all."""
+    """Return the largest matrix size whose product is quick; some precisions are slow everywhere."""
     smallest = CPU_MATMUL_SIZES[-1]
     kernel = kernel_of(smallest)
     kernel()
@@ -234,7 +234,7 @@ def _cuda_matmul(torch: Any, kind: Any, size: int) -> Rate:
 
 
 def _rate(kernel: Kernel, work: float, most_seconds: float) -> Rate:
-    """Return the work per second, after a run that warms up: of so many runs that the best three agree."""
+    """Return the work per second, after a warm-up: runs repeat until the best three agree."""
     kernel()
     rates: list[float] = []
     began = time.perf_counter()

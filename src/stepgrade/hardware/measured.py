@@ -17,9 +17,9 @@ _MOST_BYTES = 16 * 2**20
 
 
 class Rate(Struct, frozen=True, kw_only=True):
-    """One measured rate over several runs: the best, the median, and how far the best three are apart.
+    """One measured rate over several runs: the best, the median, and the spread of the best three.
 
-    What slows a run down is other programs, so the best is the device's when the best three agree.
+    Only other programs slow a run down, so the best is the device's rate if the best three agree.
     """
 
     best: float
@@ -31,7 +31,7 @@ class Rate(Struct, frozen=True, kw_only=True):
 class Measurement(Struct, frozen=True, kw_only=True):
     """What one device was measured to reach; `date` is UTC, `key` the catalogue's, or "cpu".
 
-    `others_share` is how much of the processor other programs took meanwhile, None where it cannot be told.
+    `others_share` is the processor share of other programs meanwhile, None if unknown.
     """
 
     key: str
@@ -44,7 +44,7 @@ class Measurement(Struct, frozen=True, kw_only=True):
     others_share: float | None = None
 
 
-class _Kept(Struct, frozen=True, kw_only=True):  # both required: any other JSON is not ours to replace
+class _Kept(Struct, frozen=True, kw_only=True):  # both required, so that no other JSON file is overwritten
     schema_version: int
     measured: list[Measurement]
 
@@ -55,7 +55,7 @@ def state_path() -> str:
 
 
 def load_measured(path: str | None = None) -> list[Measurement]:
-    """Return what was measured on this machine, latest first; nothing when there is no file."""
+    """Return the measurements of this machine, latest first; empty without a file."""
     state = path or state_path()
     try:
         with open(state, "rb") as file:
@@ -66,7 +66,7 @@ def load_measured(path: str | None = None) -> list[Measurement]:
         raise BadInput(f"cannot be read: {error.strerror}", where=state) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         hint = "remove the file, then measure again"
-        raise BadInput(f"not a file of measurements: {error}", where=state, hint=hint) from error
+        raise BadInput(f"not a measurements file: {error}", where=state, hint=hint) from error
     if kept.schema_version > SCHEMA_VERSION:
         raise BadInput("written by a newer stepgrade", where=state, hint="upgrade stepgrade")
     return sorted(kept.measured, key=lambda measurement: measurement.date, reverse=True)
@@ -78,7 +78,7 @@ def measured_for(key: str, path: str | None = None) -> Measurement | None:
 
 
 def keep_measured(measurement: Measurement, path: str | None = None) -> str:
-    """Write a measurement beside the earlier ones, in place of the same device's; return the path."""
+    """Save a measurement, replacing the same device's; return the path."""
     state = path or state_path()
     others = [other for other in load_measured(state) if other.key != measurement.key]
     kept = _Kept(schema_version=SCHEMA_VERSION, measured=[measurement, *others])

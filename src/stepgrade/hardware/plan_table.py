@@ -159,4 +159,4 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
         unknown = [name for name in self.trainers if name not in TRAINERS]
         if unknown:
             hint = did_you_mean(unknown[0], TRAINERS)
-            raise BadOption(f"{unknown[0]!r} is not known", field="trainers", hint=hint)
+            raise BadOption(f"{unknown[0]!r} is unknown", field="trainers", hint=hint)

@@ -1,4 +1,4 @@
-"""Ways to share a run among devices: those that fit, ranked by the throughput that they allow."""
+"""Find parallel plans for a run that fit the devices, ranked by throughput."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stepgrade.units import BYTES_PER_GB, show_share
 
 # Gradients and gathered weights travel while the backward pass computes, two thirds of the step.
 _HIDDEN_BEHIND = 2 / 3
-# How many devices may share a sequence from which length on: Megatron-LM's recipes begin with 2 at 8,192.
+# Context-parallel sizes by sequence length: Megatron-LM's recipes start with 2 at 8,192.
 _CONTEXTS = {8192: (1, 2), 32_768: (1, 2, 4, 8)}
 _REASON_SHARE = 0.01
 _MOST_AT_ONCE = 1 << 14  # sequences of a micro-batch
@@ -67,7 +67,7 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
                 if other is None or _order(ranked) < _order(other):
                     best[name, parallel] = ranked
     every = sorted(best.values(), key=_order)
-    # The best of each trainer is shown, however many of another's are faster.
+    # The best plan of each trainer is always shown.
     first = {ranked.trainer: index for index, ranked in reversed(tuple(enumerate(every)))}
     chosen = [
         ranked for index, ranked in enumerate(every) if index < request.most or index == first[ranked.trainer]
@@ -82,7 +82,7 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
         )
     ]
     if not plans:
-        text = f"no way to share {global_batch:,} sequences among {cluster.devices} devices fits"
+        text = f"no plan for {global_batch:,} sequences on {cluster.devices} devices fits"
         notes.append(Note("no_plan", text, supply="more {plan_devices}, or another {global_batch}"))
     return PlanTable(
         device=device.name,
@@ -98,7 +98,7 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
 
 
 def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Trainer) -> Iterator[Parallelism]:
-    """Yield every way of the trainer that divides heads, layers and experts among the devices."""
+    """Yield every parallelism of the trainer that divides heads, layers and experts evenly."""
     world = cluster.devices
     if trainer.is_data_parallel_only:
         for data in trainer.data if world > 1 else ("ddp",):
@@ -127,7 +127,7 @@ def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Train
 
 
 def spread_experts(experts: int, division: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
-    """Yield the ways to spread so many experts: each whole on one device, or divided like other matrices."""
+    """Yield the ways to spread experts: each whole on one device, or divided like other matrices."""
     if not experts:
         yield division
         return
@@ -147,7 +147,7 @@ def sharded_ways(shape: ModelShape, division: Parallelism, trainer: Trainer) -> 
     if division.shards > 1 and division.replicas < division.devices and not trainer.mixes_ddp:
         ways = tuple(way for way in ways if way != "ddp")
     if division.pipeline > 1:
-        ways = tuple(way for way in ways if way != "fsdp")  # it would gather at every turn
+        ways = tuple(way for way in ways if way != "fsdp")  # it would gather for every micro-batch
     virtuals = [1]
     if division.pipeline > 1 and shape.depth % division.pipeline == 0:
         stage = shape.depth // division.pipeline
@@ -187,9 +187,9 @@ def plans_that_fit(
                 need = memory_need(shape, plan)
                 verdict = verdict_of(need, capacity)
                 if verdict == "does_not_fit":
-                    break  # a larger batch needs no less
+                    break  # a larger batch needs at least as much
                 if verdict == "fits":
-                    settled.add(batch)  # with more recomputing it would only be slower
+                    settled.add(batch)  # recomputing more would only be slower
                 yield plan, need
 
 
@@ -203,15 +203,15 @@ class _Judged(Struct, frozen=True, kw_only=True):
 
 
 _LOSSES: dict[Reason, str] = {
-    "bubble": "the pipeline is empty",
-    "recompute": "layers are computed again",
-    "exposed_link": "devices wait for each other's data",
-    "memory_bandwidth": "memory is slower than arithmetic",
+    "bubble": "the pipeline is idle",
+    "recompute": "layers are recomputed",
+    "exposed_link": "devices wait for communication",
+    "memory_bandwidth": "memory bandwidth limits compute",
 }
 
 
 def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged) -> RankedPlan:
-    """Return the plan with the throughput that it allows, and what keeps it from more."""
+    """Return the plan with its throughput, and what limits it."""
     plan, need = judged.plan, judged.need
     costs, parallel = model_costs(shape, plan), plan.parallel
     tokens = plan.tokens * plan.micro_batches * parallel.replicas
@@ -219,7 +219,7 @@ def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _
     rates, bandwidths = figures.compute(plan.dtype), figures.bandwidth()
     if not rates:
         raise BadOption(f"no {plan.dtype} peak is known", field="device", supply="{peak_tflops}")
-    rate = rates[-1].per_s  # measured where somebody measured it
+    rate = rates[-1].per_s  # measured if available
     computing = costs.flops.hardware * own / rate
     moving = costs.traffic.total * own / bandwidths[0].per_s if bandwidths else 0.0
     busy = max(computing, moving)
@@ -240,7 +240,7 @@ def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _
         if share >= _REASON_SHARE
     ]
     if judged.verdict == "too_close":
-        why.insert(0, WhyNotBetter("too_close", None, "too close to call whether it fits"))
+        why.insert(0, WhyNotBetter("too_close", None, "too close to call"))
     peak = figures.peak(plan.dtype)
     tok_s = tokens / step
     return RankedPlan(
@@ -273,7 +273,7 @@ def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _
 
 
 def exposed_seconds(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cluster, busy: float) -> float:
-    """Return the seconds per step in which a device waits for what others send."""
+    """Return the seconds per step in which a device waits for communication."""
     link = costs.link
     if link is None:
         return 0.0
@@ -293,7 +293,7 @@ def exposed_seconds(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cl
 
 
 def _order(plan: RankedPlan) -> tuple[bool, float, float]:
-    """Return the place of a plan: those that fit first, the fastest first, and with the least memory."""
+    """Return the sort key of a plan: fitting plans first, then the fastest, then the least memory."""
     return plan.verdict != "fits", -plan.tok_s, plan.need_bytes
 
 

@@ -1,4 +1,4 @@
-"""What the user says about hardware and model, and the target that a run is compared with."""
+"""The user's hardware and model options, and the target that a run is compared with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_above_zero(**figures: float | None) -> None:
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """The device by name, by file or by figures; the model and how it is trained, or its costs given."""
+    """The device by name, file or figures; the model and how it is trained, or its costs."""
 
     device: str | None = None
     device_file: str | None = None
@@ -81,26 +81,26 @@ class Target(Struct, frozen=True, kw_only=True):
     seq: int | None = None
     batch: int | None = None
     tokens_per_step: int | None = None  # of all replicas, as the plan has them
-    model: str | None = None  # what it is, in a few words
+    model: str | None = None  # a short description
     model_flops: float | None = None
     palm_flops: float | None = None
     convention: str | None = None
     notes: tuple[Note, ...] = ()
-    device_basis: str | None = None  # how the device is known, when the user did not name it
+    device_basis: str | None = None  # how the device was identified, if the user did not name it
 
     @property
     def device(self) -> Device | None:
-        """Return the device of the catalogue, or None when it is only described."""
+        """Return the device of the catalogue, or None if it is only described."""
         return self.figures.device
 
     @property
     def ceilings(self) -> tuple[Ceiling, ...]:
-        """Return every ceiling, in tok/s per device, the one that counts first."""
+        """Return every ceiling, in tok/s per device, the one that applies first."""
         return ceilings(self.figures, self._all_costs, self.dtype)
 
     @property
     def roof(self) -> Ceiling | None:
-        """Return the ceiling that counts."""
+        """Return the ceiling that applies."""
         return lowest(self.ceilings)
 
     @property
@@ -134,7 +134,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class DeviceFacts(Result, frozen=True, kw_only=True):
-    """Everything known of one device; ridge points are FLOPs per byte by precision."""
+    """Everything known about one device; ridge points are FLOPs per byte by precision."""
 
     device: Device
     ridge_flops_per_byte: dict[str, float]
@@ -144,7 +144,7 @@ class DeviceFacts(Result, frozen=True, kw_only=True):
 
 
 def target_of(setup: Setup) -> Target:
-    """Return what the run is compared with, from all that the user said."""
+    """Return the target of a run from the user's options."""
     figures = figures_of(setup)
     if setup.model is not None and setup.plan is not None:
         target = planned_target(figures, costs_of(setup), setup.plan)
@@ -180,13 +180,13 @@ def planned_target(figures: Figures, costs: ModelCosts, plan: Plan) -> Target:
 
 
 def figures_of(setup: Setup) -> Figures:
-    """Return what is known of the hardware; raise UnknownDevice with the nearest names."""
+    """Return what is known about the hardware; raise UnknownDevice with the nearest names."""
     device, measured = chosen_device(setup), None
     if device is not None:
         try:
             measured = measured_for(device.key, setup.state)
         except BadInput:
-            measured = None  # what was measured never decides a grade: a broken file does not prevent one
+            measured = None  # measurements never decide a grade, so a broken file is ignored
     return Figures(
         device=device,
         peak_bw_gb_s=setup.peak_bw_gb_s,

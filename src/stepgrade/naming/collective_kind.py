@@ -1,4 +1,4 @@
-"""Find from its name what a collective does: reduce, gather, exchange, send."""
+"""What a collective does, by its name: reduce, gather, exchange, send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CollectiveKind(StrEnum):
     OTHER = "other"
 
 
-# An exchange is made of sends: it comes first. NCCL calls kernels of both SendRecv.
+# An exchange consists of sends, so it comes first. NCCL calls kernels of both SendRecv.
 _RULES = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (

@@ -1,4 +1,4 @@
-"""Find from a kernel's name the precision that it multiplies in."""
+"""The precision of a matmul kernel, by its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST = 250
 
 @lru_cache(maxsize=20_000)
 def precision_of_kernel(name: str) -> str | None:
-    """Return the precision that a product's kernel multiplies in; None if its name does not say."""
+    """Return the precision that a product's kernel multiplies in; None if unknown."""
     return next((precision for precision, rule in _RULES if rule.search(name, 0, _LONGEST)), None)
 
 
@@ -42,7 +42,7 @@ _ITEM_BYTES = {"BFloat16": 2, "Half": 2, "short": 2, "double": 8, "long": 8, "fl
 
 @lru_cache(maxsize=2_000)
 def item_bytes_of_kernel(name: str) -> int | None:
-    """Return how many bytes an element has that a loop over tensors handles, by its template."""
+    """Return the element size of an elementwise kernel, by its template."""
     text = name[: 4 * _LONGEST]
     width = _WIDTH.search(text)
     if width:

@@ -1,4 +1,4 @@
-"""What the Python frames of a profiler mean: whose code a frame is, its file and line, and what it calls."""
+"""Python frames of a profiler: whose code they are, file, line and function."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class PythonFrame(NamedTuple):
 
     where: str | None  # file.py:line; None for what is built in
     name: str  # of the function
-    is_user: bool  # of the user's own code, not of a library
+    is_user: bool  # the user's code, not a library
 
 
 @lru_cache(maxsize=100_000)
 def read_frame(text: str) -> PythonFrame:
-    """Return what a frame's name says; the line is the one that its function begins at."""
+    """Return the frame of a name; the line is where its function begins."""
     match = _FRAME.match(text)
     if match is None:
         built_in = _BUILT_IN.match(text)
@@ -75,7 +75,7 @@ def _installed_path(path: str) -> str:
 def is_user_path(path: str) -> bool:
     """Tell whether a file is the user's own, and not of the standard library or of a package."""
     if path.startswith(_NO_FILE) or "/torchinductor_" in path or _INSTALLED.search(path):
-        return False  # what a compiler wrote is nobody's code
+        return False  # generated code
     parts = path.removesuffix(".py").lstrip("./").split("/")
     if path.startswith(("/", "~")) or ":" in parts[0]:
         # A package that is used from its source: .../src/transformers/..., .../pytorch/torch/...

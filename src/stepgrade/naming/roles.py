@@ -1,4 +1,4 @@
-"""Find from a name which part of a model an operation is, and whether it runs forward or backward."""
+"""Which part of a model an operation belongs to, and its direction, by its name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _LONGEST = 200
 
 @lru_cache(maxsize=10_000)
 def role_of(name: str) -> str | None:
-    """Return the part of a model that an operation or module is; None if its name does not say."""
+    """Return the part of a model that an operation or module is; None if unknown."""
     words = _words(name)
     return next((role for role, known in _ROLES.items() if words & known), None)
 
@@ -110,7 +110,7 @@ def class_of(name: str) -> WorkClass:
 
 @lru_cache(maxsize=10_000)
 def direction_of(name: str) -> str | None:
-    """Return forward or backward; None if the name does not say."""
+    """Return forward or backward; None if unknown."""
     words = _words(name)
     if words & _BACKWARD or "Backward" in name[:_LONGEST]:
         return "backward"

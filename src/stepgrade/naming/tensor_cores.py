@@ -1,4 +1,4 @@
-"""Find from a kernel's name whether it multiplies on tensor cores (matrix cores on AMD)."""
+"""Whether a kernel uses tensor cores (matrix cores on AMD), by its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 400
 
 @lru_cache(maxsize=20_000)
 def uses_tensor_cores(name: str) -> bool | None:
-    """Return whether a product's kernel multiplies on tensor cores; None if its name does not say."""
+    """Return whether a product's kernel multiplies on tensor cores; None if unknown."""
     text = name[:_LONGEST].lower()  # quicker than patterns that take either case
     if _USES.search(text):
         return True

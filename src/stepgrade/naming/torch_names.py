@@ -64,12 +64,12 @@ GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 QUEUE_FULL = re.compile(r"^Command Buffer Full$")
 # Large embedding tables as recommenders have them.
 EMBEDDING_TABLES = re.compile(r"^fbgemm::|split_embedding|table_batched_embedding|^aten::_?embedding_bag")
-# Ranges that PyTorch itself writes: they are no layers, though their names may differ by a number.
+# Ranges that PyTorch itself writes: not layers, though their names may differ by a number.
 FRAMEWORK_RANGE = re.compile(
     r"^(ProfilerStep\s*#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|## |(nccl|gloo|mpi|ucc):"
     r"|DistributedDataParallel\.forward$)"
 )
-# Names that mean something here are short; kernels' names, which can be kilobytes, are searched no further.
+# Meaningful names are short; kernel names can be kilobytes and are searched no further.
 LONGEST_NAME = 120
 
 

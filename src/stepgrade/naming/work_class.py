@@ -1,4 +1,4 @@
-"""Find from its name what kind of work a kernel or an operation does."""
+"""The kind of work that a kernel or an operation does, by its name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 # The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
 # Plain words are looked for first: they cost a tenth of a pattern. Patterns are compiled when first needed.
 _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
-    # What FSDP does before and after its collectives is copying, whatever it is called.
+    # FSDP's work before and after collectives is copying, whatever its name.
     (WorkClass.COPY, ("fsdp::all_gather_copy", "fsdp::chunk_cat", "fsdp::split_with_sizes"), None),
     (
         WorkClass.COMMUNICATION,
@@ -230,7 +230,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
         ),
     ),
 )
-# Views make no copy and move nothing, whatever their names say.
+# Views move no data, whatever their names.
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (

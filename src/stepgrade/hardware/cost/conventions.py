@@ -1,4 +1,4 @@
-"""The ways in which people count a token's FLOPs; an MFU means nothing without its convention."""
+"""Conventions for counting FLOPs per token; an MFU is meaningless without one."""
 
 from __future__ import annotations
 

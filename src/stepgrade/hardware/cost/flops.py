@@ -2,7 +2,7 @@
 
 A weight costs a token 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient.
 Attention has no weights: scores and values cost 4 x width x span forward and twice that backward,
-where the span is the sequence, or half of it under a causal mask.
+where the span is the sequence length, or half of it with a causal mask.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
         for layer in shape.layers
     )
     peers = parallel.expert
-    # With sequence parallelism each device sends its own part, unless an expert's matrices are divided too.
+    # With sequence parallelism each device sends only its part, unless expert matrices are divided too.
     own = tokens / (parallel.tensor if parallel.sequence and plan.expert_tensor == 1 else 1)
     per_visit = 4 * (peers - 1) / peers * own * shape.hidden * plan.value_bytes
     # Keys and values go around the ring forward, and backward with their gradients.

@@ -74,7 +74,7 @@ QUANTISATION: dict[str, float] = {
     "gptq-4": 0.53,
     "gptq-8": 1.03,
 }
-# Whose modules run, which decides what autograd keeps.
+# Which implementation runs; it decides what autograd saves.
 KERNELS = ("transformers", "eager", "eager-unfused", "compiled", "te")
 ATTENTION = ("flash", "written-out")
 OFFLOAD = ("none", "optimizer", "parameters", "activations")
@@ -93,7 +93,7 @@ def _check_whole(field: str, value: int) -> None:
 
 def _check_known(field: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise BadOption(f"{value!r} is not known", field=field, hint=did_you_mean(value, known))
+        raise BadOption(f"{value!r} is unknown", field=field, hint=did_you_mean(value, known))
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What autograd keeps of each token for the backward pass, part by part, and what checkpointing leaves of it.
+"""What autograd saves per token for the backward pass, part by part, with and without checkpointing.
 
 The eager and compiled columns are counted to the byte on real models; Transformer Engine's fits the
 memory that Megatron-LM's own tests record.
@@ -12,11 +12,11 @@ from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
 
 _FP32 = 4.0
-_INDEX = 8.0  # bytes of a token's number
+_INDEX = 8.0  # bytes of a token id
 
 
 class LayerActivations(Struct, frozen=True, kw_only=True):
-    """Bytes per token that one layer keeps, by what they are; `fixed` is what does not grow with tokens."""
+    """Bytes per token that one layer keeps, by what they are; `fixed` does not grow with tokens."""
 
     norms: float
     inputs: float  # of the matrices behind the norms

@@ -18,7 +18,7 @@ _FIGURE = r"(\d[\d,]{0,15}(?:\.\d{1,15})?)\s*(GiB|GB|MiB|MB)?"
 _MOST_MEMORY = 2**60
 _Bytes = Annotated[float, Meta(gt=0, lt=_MOST_MEMORY)]
 _Count = Annotated[int, Meta(ge=1, lt=2**40)]
-# What each trainer prints, what the figure is, and its unit where the line does not say it, or wrongly.
+# What each trainer prints, which figure it is, and its unit if the line omits or misstates it.
 _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
     (rf"\bmemory:\s*{_FIGURE}\s*\(", "reserved", None),  # torchtitan
     (rf"max allocated:\s*{_FIGURE}", "allocated", 2**20),  # Megatron-LM
@@ -39,26 +39,25 @@ def read_anchor(path: str) -> Anchor:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
     if len(raw) > _MOST_BYTES:
         raise TooLarge(
-            f"more than {_MOST_BYTES // 2**20} MiB: give the part of the log with the memory", where=path
+            f"larger than {_MOST_BYTES // 2**20} MiB: pass only the part of the log with the memory",
+            where=path,
         )
     anchor = anchor_from_json(raw) or anchor_from_log(raw.decode("utf-8", "replace"))
     if anchor is None:
-        hint = (
-            "give a JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
-        )
-        raise BadInput("no peak memory in it", where=path, hint=hint)
+        hint = "pass JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
+        raise BadInput("no peak memory found", where=path, hint=hint)
     return anchor
 
 
 class _Memory(Struct):
-    """What a JSON says of its run's peak."""
+    """The peak memory in a JSON file."""
 
     reserved_bytes: _Bytes | None = None
     peak_bytes: _Bytes | None = None
 
 
 class _Run(Struct):
-    """What a JSON says of its run's micro-batch."""
+    """The micro-batch in a JSON file."""
 
     batch: _Count | None = None
     seq: _Count | None = None
@@ -72,7 +71,7 @@ class _Document(Struct):
 
 
 def anchor_from_json(raw: bytes) -> Anchor | None:
-    """Return the peak that a JSON has under `memory`; None where it is none, or has no such thing."""
+    """Return the peak that a JSON has under `memory`; None without one."""
     try:
         document = from_json(raw, _Document)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -86,7 +85,7 @@ def anchor_from_json(raw: bytes) -> Anchor | None:
 
 
 def anchor_from_log(text: str) -> Anchor | None:
-    """Return the highest peak of a trainer's log; the first step has no optimizer states yet."""
+    """Return the highest peak in a trainer's log; the first step has no optimizer states yet."""
     for pattern, kind, unit in _LINES:
         found = re.findall(pattern, text)
         sizes = [

@@ -1,4 +1,4 @@
-"""What sharing the work costs in memory: gathered layers, buckets, and the pools that their streams keep."""
+"""Memory that parallelism adds: gathered layers, buckets, and the pools of their streams."""
 
 from __future__ import annotations
 

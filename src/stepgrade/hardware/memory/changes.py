@@ -16,7 +16,7 @@ _WORTH = 0.01
 
 
 class MemoryChange(Struct, frozen=True, kw_only=True):
-    """One change: what it saves after those before it, its price in words, and whether the run fits then."""
+    """One change: what it saves after the earlier ones, its cost in words, and whether the run fits then."""
 
     change: str
     text: str
@@ -132,7 +132,7 @@ _WAYS = (
     _Way(
         "smaller_micro_batch",
         "half the micro-batch, with twice the gradient accumulation",
-        "slower where kernels get too small",
+        "slower if kernels get too small",
         _smaller_batch,
     ),
     _Way(
@@ -167,7 +167,7 @@ def cheapest_changes(
 ) -> tuple[MemoryChange, ...]:
     """Return the cheapest change after which the run fits, else the fewest of them, cheapest first.
 
-    Where all of them together are not enough, return them all; nothing where the run fits already.
+    If all together are not enough, return them all; return none if the run already fits.
     """
 
     def need(changed: Plan) -> MemoryNeed:
@@ -204,7 +204,7 @@ _ADAPTERS: tuple[tuple[str, dict[str, str]], ...] = (
 
 
 def adapters_instead(shape: ModelShape, plan: Plan, capacity: float) -> MemoryChange | None:
-    """Return the first way to train adapters that fits; it is another training, not a change of this one."""
+    """Return the first adapter training that fits; it is a different training, not a change of this one."""
     if plan.is_frozen:
         return None
     before = memory_need(shape, plan)
@@ -215,7 +215,7 @@ def adapters_instead(shape: ModelShape, plan: Plan, capacity: float) -> MemoryCh
                 change=fields["method"],
                 text=text.format(rank=plan.rank),
                 saves_bytes=before.need_bytes - after.need_bytes,
-                price="the weights themselves do not learn",
+                price="the base weights are not trained",
                 verdict="fits",
             )
     return None
@@ -235,7 +235,7 @@ def changes_together(
         changed = more
         if verdict_of(need(changed), capacity) == "fits":
             break
-    for way in reversed(taken[:-1]):  # the dearest first
+    for way in reversed(taken[:-1]):  # the most expensive first
         fewer = [other for other in taken if other is not way]
         if verdict_of(need(_applied(shape, plan, fewer)), capacity) == "fits":
             taken = fewer

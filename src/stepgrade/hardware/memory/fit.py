@@ -28,7 +28,7 @@ class Anchor(Struct, frozen=True, kw_only=True):
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
-    """What one device must hold, when it holds most, and whether it can; None where its memory is not known.
+    """What one device must hold at its peak, and whether it fits; None if its memory is unknown.
 
     `low_bytes` and `high_bytes` are the band around `need_bytes`; `parts` add up to it. `changes` are the
     cheapest that make a run fit that does not; `least_devices` is how many could hold it with FSDP where
@@ -55,7 +55,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 def memory_fit(
     shape: ModelShape, plan: Plan, device: Device | None, anchor: Anchor | None = None
 ) -> MemoryFit:
-    """Return what a device holds in the run, with the measured run's error taken off where there is one."""
+    """Return what a device holds in the run, corrected by a measured run if there is one."""
     offset = None if anchor is None else anchor_offset(shape, plan, anchor)
     need, capacity = memory_need(shape, plan, offset), capacity_bytes(device)
     verdict: Verdict | None = None
@@ -109,7 +109,7 @@ def anchor_offset(shape: ModelShape, plan: Plan, anchor: Anchor) -> float:
 
 
 def largest_micro_batch(shape: ModelShape, plan: Plan, capacity: float, offset: float | None = None) -> int:
-    """Return how many sequences a micro-batch may have so that the run still fits; 0 for not even one."""
+    """Return the largest micro-batch that still fits; 0 if one sequence does not."""
 
     def fits(batch: int) -> bool:
         need = memory_need(shape, structs.replace(plan, batch=batch), offset)

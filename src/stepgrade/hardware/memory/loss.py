@@ -1,4 +1,4 @@
-"""What the loss needs on top of the activations, at the moment when it needs most."""
+"""Peak memory of the loss on top of the activations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FROZEN_CHUNKED = 2.0 + 2.0 / 8
 
 
 class LossMemory(Struct, frozen=True, kw_only=True):
-    """Bytes of the loss on one device: per token, and whatever the number of tokens."""
+    """Bytes of the loss on one device: per token, and fixed."""
 
     per_token: float
     fixed: float
@@ -45,7 +45,7 @@ def loss_memory(shape: ModelShape, plan: Plan) -> LossMemory:
     if is_frozen and plan.loss == "chunked" and plan.kernels == "compiled":
         per_token = _FROZEN_CHUNKED * shape.vocab / tensor
     if plan.value_bytes > 2:
-        # Nothing is cast, and what would be two bytes are four.
+        # Nothing is cast: values take four bytes instead of two.
         per_token = {"upcast": 12.0, "upcast-copy": 16.0}.get(plan.loss, 2 * _PER_ENTRY[plan.loss])
         per_token *= shape.vocab / tensor
     if plan.loss != "fused":

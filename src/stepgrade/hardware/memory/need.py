@@ -1,4 +1,4 @@
-"""What a device must have for a run, within which bounds, and whether it has it."""
+"""The memory that a run needs on a device, its error band, and whether the device has it."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def need_of(
     *,
     bands: Mapping[str, Band] = BANDS,
 ) -> MemoryNeed:
-    """Return what a device must have for what it holds."""
+    """Return the memory that a device needs for what it holds."""
     context, offset = context_bytes(plan), anchor_offset or 0.0
-    # Of blocks of many lengths one run says little about the next.
+    # With blocks of many lengths, one run predicts little about the next.
     is_known = anchor_offset is not None and not blocks_vary(plan)
     band = _ANCHORED if is_known else error_band(shape, plan, bands)
 

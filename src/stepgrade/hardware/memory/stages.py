@@ -43,7 +43,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 def stage_of(shape: ModelShape, plan: Plan, rank: int) -> Stage:
-    """Return what pipeline rank `rank` (0 is the first) holds; layers are shared out evenly, more first."""
+    """Return what pipeline rank `rank` holds; layers are divided evenly, with extra ones first."""
     parallel, count = plan.parallel, plan.micro_batches
     if parallel.pipeline * parallel.virtual > shape.depth:
         raise BadOption(f"more stages than the model's {shape.depth} layers", field="pipeline")
@@ -83,7 +83,7 @@ def held_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> Held:
         vectors += count * (layer.vectors + routers)
         largest = max(largest, whole / tensor + expert_size + layer.vectors + routers)
     table = (shape.head + shape.positions) / tensor if stage.is_first else 0.0
-    # A tied head is the embedding itself, unless the two live on different stages.
+    # A tied head is the embedding itself, unless they are on different stages.
     has_head = stage.is_last and not (shape.tied and stage.is_first)
     return Held(
         matrices=matrices,

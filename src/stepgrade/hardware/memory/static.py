@@ -66,7 +66,7 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
     """Return weights, gradients and optimizer states of one device."""
     parallel, each = plan.parallel, stored(plan)
     shards = parallel.shards
-    # Those who hold the same experts: fewer than those who hold the same attention.
+    # Fewer devices hold the same experts than the same attention.
     expert_shards = max(1.0, shards * parallel.tensor / (parallel.expert * plan.expert_tensor))
     weights = optimizer = gradients = 0.0
     if plan.is_frozen:

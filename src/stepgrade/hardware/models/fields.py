@@ -13,7 +13,7 @@ _MISSING: Any = object()
 
 
 class Fields:
-    """The fields of one config under their place in the file."""
+    """The fields of one config, with their path in the file."""
 
     def __init__(self, values: dict[str, Any], prefix: str = "") -> None:
         self._values = values
@@ -86,7 +86,7 @@ class Fields:
         return self._values.get(name) is not None
 
     def divides(self, part: int, whole: int, name: str, what: str) -> int:
-        """Return whole / part; raise at field `name` when it does not come out even."""
+        """Return whole / part; raise at field `name` if there is a remainder."""
         if whole % part:
             raise self.refuse(name, f"{part:,} does not divide {what} {whole:,}")
         return whole // part

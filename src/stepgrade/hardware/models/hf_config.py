@@ -60,7 +60,7 @@ def read_model(path: str) -> ModelShape:
 def model_from_config(raw: bytes | str) -> ModelShape:
     """Return the model that the text of a config.json describes."""
     if len(raw) > MOST_CONFIG_BYTES:
-        raise TooLarge(f"more than {MOST_CONFIG_BYTES // 2**20} MiB: not a model's config.json")
+        raise TooLarge(f"larger than {MOST_CONFIG_BYTES // 2**20} MiB: not a model's config.json")
     try:
         values = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

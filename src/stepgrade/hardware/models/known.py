@@ -1,4 +1,4 @@
-"""Models that logs call by name: their config.json in short."""
+"""Models that logs refer to by name: the essentials of their config.json."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _NOT_ITS_SHAPE = re.compile(r"(?:instruct|base|chat|hf|it|meta|bnb4bit|unsloth|o
 
 
 def known_model(name: str) -> dict[str, Any] | None:
-    """Return the config of a model by a name like `qwen3 14B` or `Qwen/Qwen2.5-0.5B`; None if not known."""
+    """Return the config of a model by a name like `qwen3 14B` or `Qwen/Qwen2.5-0.5B`; None if unknown."""
     short = name.rsplit("/", 1)[-1].lower()
     short = re.sub(r"[^a-z0-9]", "", _NOT_ITS_SHAPE.sub("", short))
     for variant, family in _SAME:

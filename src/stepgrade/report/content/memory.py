@@ -67,7 +67,7 @@ def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
         many = "sequence" if memory.largest_micro_batch == 1 else "sequences"
         fits = f"{memory.largest_micro_batch:,} {many} of {found.plan.seq:,} tokens"
         rows["micro-batch"] = (
-            f"at most {fits}" if memory.largest_micro_batch else "not one sequence is sure to fit"
+            f"at most {fits}" if memory.largest_micro_batch else "does not fit, even with a micro-batch of 1"
         )
     if memory.is_anchored:
         rows["anchor"] = "predicted from the run that was measured"
@@ -104,7 +104,7 @@ def _change_blocks(memory: MemoryFit) -> Iterator[Block]:
 
 
 def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield the plans as a table, why each is not better, and the flags that start the best of them."""
+    """Yield the plans as a table, what limits each, and the flags that launch the best of them."""
     step = f"{found.global_batch:,} x {found.seq:,} tokens per step"
     run = f"{found.model}, {step}"
     yield Title("Plans", f"stepgrade · {found.devices} x {found.device} · {step}")
@@ -171,11 +171,13 @@ def _plan_table(found: PlanTable) -> Table:
 
 
 def _launch(plan: RankedPlan, place: int, only: Only) -> Iterator[Block]:
-    """Yield why a plan is not better and how to start it; a terminal has the best of each trainer."""
+    """Yield what limits a plan and how to launch it; a terminal has the best of each trainer."""
     yield Heading(f"{place}. {TRAINERS[plan.trainer]}: {_sharing(plan)}", only=only)
     band = f"{show_bytes(plan.low_bytes)} to {show_bytes(plan.high_bytes)}"
     rows = {"memory": f"{show_bytes(plan.need_bytes)} ({band}): {VERDICTS[plan.verdict]}"}
-    rows["not better"] = "; ".join(why.text for why in plan.why_not_better) or "nothing holds it back"
+    rows["limits"] = (
+        "; ".join(why.text for why in plan.why_not_better) or "limited by compute; no faster plan found"
+    )
     rows["start with"] = plan.flags
     yield Facts(tuple(Fact(name, text) for name, text in rows.items()), header=("What", "Value"), only=only)
 
