@@ -140,4 +140,4 @@ def test_a_file_without_a_peak_is_refused(
     run = tmp_path / "run.json"
     run.write_text(text)
     assert main([*ESTIMATE, "--model", config, "--anchor", str(run)]) == 2
-    assert "no peak memory in it" in capsys.readouterr().err
+    assert "no peak memory found" in capsys.readouterr().err
