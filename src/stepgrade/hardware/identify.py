@@ -61,7 +61,7 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
             + (f" and {units[key]} compute units" if units[key] else "")
             for key in keys
         )
-        problem = f"{_described(seen)} does not match the catalogue's memory sizes: {sizes}"
+        problem = f"{_described(seen)} does not match the catalogue: {sizes}"
         raise UnknownDevice(problem, supply=DESCRIBE_BY_HAND)
     return _only(fitting, seen)
 
