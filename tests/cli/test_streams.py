@@ -38,7 +38,7 @@ def run_shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("score p.json > /dev/full", "standard output: cannot be written: No space left on device"),
         ("--version > /dev/full", "standard output: cannot be written: No space left on device"),
         ("score p.json >&-", "standard output: is closed (write to a file with -o FILE)"),
-        ("score - <&-", "standard input: is closed (name a file)"),
+        ("score - <&-", "standard input: is closed (pass a file name)"),
         ("score p.json -o /dev/full", "/dev/full: cannot be written: No space left on device"),
     ],
 )

@@ -1254,7 +1254,7 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=4000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
-    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/vision", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/values", "readers/logs/lines", "readers/logs/frameworks", "readers/logs/vision", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
     "lines of a plain loop": Shape(plain_lines, covers=("readers/logs/plain_lines",), size=300),
     "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/plain_lines",), size=6000),

@@ -94,11 +94,11 @@ FILES: dict[str, list[bytes]] = {
     "a table of Nsight Compute": [b'"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream"\n'],
     "the output of nvidia-smi": [b"Mon Nov 16\n+-----+\n| NVIDIA-SMI 550.54.15    Driver Version: 550 |\n"],
     "a printed table of torch.profiler's key_averages()": [b"-----\n  Name   Self CPU %   Self CPU\n-----\naten::mm 3 %\n"],
-    "an execution trace of PyTorch (ExecutionTraceObserver)": [
+    "a PyTorch execution trace (ExecutionTraceObserver)": [
         b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]}'
     ],
     "a table of runs": [b"name,tokens_per_sec,commit\nbase,19000,0a1b2c\nfast,21000,3d4e5f\n"],
-    "JSON, an object to a line, of which none tells a step": [b'{"a": 1}\n{"a": 2}\n'],
+    "JSON lines without a training step": [b'{"a": 1}\n{"a": 2}\n'],
     "a recording of perf": [b"PERFILE2\x68" + bytes(90)],
     "a Perfetto trace": [b"\n\x52\x5a\x0c\x08\x01linux.ftrace\x10"],
     "a profile for speedscope": [b'{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}'],
@@ -110,7 +110,7 @@ FILES: dict[str, list[bytes]] = {
         zipped("archive/constants.pkl"),
         b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.",
     ],
-    "a pickle of Python": [pickle.dumps({"a": 1})],
+    "a Python pickle": [pickle.dumps({"a": 1})],
     "a safetensors file": [len(SAFETENSORS).to_bytes(8, "little") + SAFETENSORS + bytes(4)],
     "a GGUF file": [b"GGUF\x03\0\0\0"],
     "an HDF5 file": [b"\x89HDF\r\n\x1a\n" + bytes(20)],
@@ -138,7 +138,7 @@ FILES: dict[str, list[bytes]] = {
     "an inspection of stepgrade": [b'{"source":{},"holds":{},"missing":{},"fitness":[],"fit":true}'],
     "a model's config.json": [b'{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "model_type": "llama"}'],
     "the index of a checkpoint": [b'{"metadata": {"total_size": 1}, "weight_map": {"w": "a.safetensors"}}'],
-    "a notebook of Jupyter": [b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'],
+    "a Jupyter notebook": [b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'],
     "a trace of VizTracer": [chrome(key="viztracer_metadata", cat="FEE")],
     "a timeline of Horovod": [b'[\n{"name": "process_name", "ph": "M"},\n{"ph": "B", "name": "NEGOTIATE_ALLREDUCE"}]'],
     "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(key="highres-ticks")],
@@ -158,7 +158,7 @@ FILES: dict[str, list[bytes]] = {
         b':::MLLOG {"key": "train_loss", "metadata": {"step": 3}}\n',
         b'{"key": "x", "loss": "low", "epoch": "first"}\nstep of the loss\n',
     ],
-    "the output of a run that broke off": [b"Traceback (most recent call last):\n  x\nRuntimeError: no\n"],
+    "the output of a run that crashed": [b"Traceback (most recent call last):\n  x\nRuntimeError: no\n"],
 }  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path:
 @pytest.mark.parametrize("content", [b" \n\n ", bytes(600), b"\t"])
 def test_a_blank_file_says_so(content: bytes) -> None:
     error = refused(content)
-    assert error.problem == "holds nothing but blanks or zero bytes"
+    assert error.problem == "contains only blanks or zero bytes"
     assert error.hint
 
 
@@ -215,7 +215,7 @@ def test_what_is_no_file_says_so(stepgrade: Run, tmp_path: Path) -> None:
         server.bind(str(place))
         ran = stepgrade("score", place)
     assert (ran.code, ran.out) == (2, "")
-    assert "is a socket or a device (name a file, or - to read standard input)" in ran.err
+    assert "is a socket or a device (pass a file name, or - to read standard input)" in ran.err
 
 
 def test_a_file_that_may_not_be_read_says_how_to_mend_it(
@@ -229,7 +229,7 @@ def test_a_file_that_may_not_be_read_says_how_to_mend_it(
     ran = stepgrade("score", place)
     assert (ran.code, ran.err) == (
         2,
-        f"stepgrade: {place}: may not be read by this user (chmod +r gives the right)\n",
+        f"stepgrade: {place}: permission denied (make it readable with chmod +r)\n",
     )
 
 
@@ -255,9 +255,9 @@ def test_an_empty_trace_asks_about_the_schedule() -> None:
 
 def test_text_and_json_of_no_kind_name_every_format() -> None:
     for content, words in (
-        (b"hello\n", "holds no profile that stepgrade knows"),
-        (b'{"a": 1}', "is JSON of no kind that stepgrade knows"),
-        (b"\0\1\2\3", "is binary, in no format that stepgrade knows"),
+        (b"hello\n", "is text in an unknown format"),
+        (b'{"a": 1}', "is JSON in an unknown format"),
+        (b"\0\1\2\3", "is binary in an unknown format"),
     ):
         error = refused(content)
         assert error.problem == words
@@ -325,5 +325,5 @@ def test_real_files_of_other_tools() -> None:
 
 def test_a_vocabulary_that_holds_our_words_is_no_profile() -> None:
     words = {f"token{number}": number for number in range(5000)} | {"steps": 1, "phases": 2, "work": 3}
-    with pytest.raises(UnknownFormat, match="JSON of no kind"):
+    with pytest.raises(UnknownFormat, match="JSON in an unknown format"):
         read_source(ByteSource(json.dumps(words).encode()))

@@ -112,7 +112,7 @@ def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     assert profile.mean_step_ms == 110.0
     assert texts_of(profile.notes) == (
         "read from a log, line 2",
-        "the log holds 2 profiles: this is the last one",
+        "the log holds 2 profiles; this is the last",
     )
 
 
@@ -144,9 +144,9 @@ def test_found_wherever_it_stands_and_however_it_is_read(before: bytes, after: b
 
 
 REFUSED = {
-    "no profile": ("loss 3.1\nloss 3.0\n", UnknownFormat, "holds no profile that stepgrade knows"),
-    "other JSON": ('{"event": 1}', UnknownFormat, "is JSON of no kind that stepgrade knows"),
-    "a list": ("[1, 2]", UnknownFormat, "is JSON of no kind that stepgrade knows"),
+    "no profile": ("loss 3.1\nloss 3.0\n", UnknownFormat, "is text in an unknown format"),
+    "other JSON": ('{"event": 1}', UnknownFormat, "is JSON in an unknown format"),
+    "a list": ("[1, 2]", UnknownFormat, "is JSON in an unknown format"),
     "cut off": (make_step_profile()[:-20], BadJson, "too early"),
     "cut off in a log": ("x\n" + make_step_profile()[:-20], BadInput, "line 2"),
     "not a number": (make_step_profile(step_ms=float("nan")), BadJson, "byte"),

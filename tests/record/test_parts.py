@@ -220,7 +220,7 @@ class TestJournal:
         ("lines", "words"),
         [
             (({"_recording": 2},), "version 2, which is newer"),
-            (({"_recording": 1},), "no whole step"),
+            (({"_recording": 1},), "no complete step"),
             (({"_recording": "x"},), "first line is broken"),
         ],
     )

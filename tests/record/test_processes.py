@@ -102,7 +102,7 @@ def test_a_killed_run_is_there_up_to_its_last_flush(tmp_path: Path) -> None:
     assert profile.layers[0].name == "blocks.0"
     assert profile.wall_coverage > 0.5
     assert profile.tokens_per_step == 32
-    assert any("was not ended" in note.text for note in profile.notes)
+    assert any("was not finished" in note.text for note in profile.notes)
     assert 0.0 < sg.score(profile).step_time_ms <= max(profile.samples_ms)
 
 

@@ -30,7 +30,7 @@ class Trainer(Struct, frozen=True, kw_only=True):
     checkpointing: tuple[str, ...]
     is_data_parallel_only: bool = False
     trains_adapters: bool = False
-    divides_experts: bool = False  # among the devices of tensor parallelism, unless it is told not to
+    divides_experts: bool = False  # among the devices of tensor parallelism, unless configured otherwise
     mixes_ddp: bool = True  # plain copies with tensor, pipeline, context or expert parallelism
     gathers_head_alone: bool = False  # FSDP's last group is the head, without the embedding
 

@@ -9,60 +9,22 @@ from itertools import pairwise
 from stepgrade.naming.work_class import WorkClass, classify, classify_words
 
 # The first role that has a word of the name decides. Words are those of common model codes.
-_ROLES: dict[str, frozenset[str]] = {
-    "qkv": frozenset(
-        [
-            "qkv",
-            "q",
-            "k",
-            "v",
-            "wq",
-            "wk",
-            "wv",
-            "query",
-            "key",
-            "value",
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "qkv_proj",
-            "c_attn",
-            "in_proj",
-            "to_q",
-            "to_k",
-            "to_v",
-        ]
-    ),
-    "attention out": frozenset(["o_proj", "out_proj", "wo", "attn_out", "to_out", "o", "dense_out"]),
-    "mlp up": frozenset(
-        [
-            "gate",
-            "up",
-            "gate_proj",
-            "up_proj",
-            "gate_up",
-            "fc1",
-            "w1",
-            "w3",
-            "c_fc",
-            "wi",
-            "ffn1",
-            "dense_h_to_4h",
-        ]
-    ),
-    "mlp down": frozenset(["down", "down_proj", "fc2", "w2", "mlp_out", "ffn2", "dense_4h_to_h"]),
-    "head": frozenset(["lm_head", "head", "logits", "lmhead", "unembed", "output_layer"]),
-    "embedding": frozenset(["embed", "embedding", "wte", "wpe", "embed_tokens", "emb", "tok_embeddings"]),
-    "rope": frozenset(["rope", "rotary"]),
-    "lora": frozenset(["lora", "lora_a", "lora_b", "adapter"]),
-    "experts": frozenset(["expert", "experts", "moe", "router"]),
-    "loss": frozenset(["loss", "ce", "nll", "cross_entropy", "crossentropy"]),
-    "norm": frozenset(
-        ["norm", "rmsnorm", "layernorm", "ln", "ln1", "ln2", "rms_norm", "layer_norm", "input_layernorm"]
-    ),
-    "attention": frozenset(["attention", "attn", "sdpa", "softmax", "flash", "self_attn"]),
-    "mlp": frozenset(["mlp", "ffn", "feedforward", "feed_forward", "silu", "gelu", "swiglu"]),
+_ROLE_WORDS = {
+    "qkv": ("qkv q k v wq wk wv query key value q_proj k_proj v_proj qkv_proj c_attn in_proj to_q to_k to_v"),
+    "attention out": "o_proj out_proj wo attn_out to_out o dense_out",
+    "mlp up": "gate up gate_proj up_proj gate_up fc1 w1 w3 c_fc wi ffn1 dense_h_to_4h",
+    "mlp down": "down down_proj fc2 w2 mlp_out ffn2 dense_4h_to_h",
+    "head": "lm_head head logits lmhead unembed output_layer",
+    "embedding": "embed embedding wte wpe embed_tokens emb tok_embeddings",
+    "rope": "rope rotary",
+    "lora": "lora lora_a lora_b adapter",
+    "experts": "expert experts moe router",
+    "loss": "loss ce nll cross_entropy crossentropy",
+    "norm": "norm rmsnorm layernorm ln ln1 ln2 rms_norm layer_norm input_layernorm",
+    "attention": "attention attn sdpa softmax flash self_attn",
+    "mlp": "mlp ffn feedforward feed_forward silu gelu swiglu",
 }
+_ROLES = {role: frozenset(words.split()) for role, words in _ROLE_WORDS.items()}
 _CLASSES = {
     "qkv": WorkClass.GEMM,
     "attention out": WorkClass.GEMM,

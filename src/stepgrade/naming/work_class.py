@@ -36,30 +36,15 @@ MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 
 # The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
 # Plain words are looked for first: they cost a tenth of a pattern. Patterns are compiled when first needed.
-_RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
+_WORDS_AND_PATTERNS: tuple[tuple[WorkClass, str, str | None], ...] = (
     # FSDP's work before and after collectives is copying, whatever its name.
-    (WorkClass.COPY, ("fsdp::all_gather_copy", "fsdp::chunk_cat", "fsdp::split_with_sizes"), None),
+    (WorkClass.COPY, "fsdp::all_gather_copy fsdp::chunk_cat fsdp::split_with_sizes", None),
     (
         WorkClass.COMMUNICATION,
         (
-            "nccl",
-            "rccl",
-            "hccl",
-            "hcom_",
-            "oneccl",
-            "msccl",
-            "multimem",
-            "shmem",
-            "symm_mem",
-            "symmetric_memory",
-            "deep_ep",
-            "cross_device_reduce",
-            "quickreduce",
-            "lamport",
-            "userbuffers",
-            "c10d",
-            "record_param_comms",
-            "collective-permute",
+            "nccl rccl hccl hcom_ oneccl msccl multimem shmem symm_mem symmetric_memory deep_ep "
+            "cross_device_reduce quickreduce lamport userbuffers c10d record_param_comms "
+            "collective-permute"
         ),
         (
             r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^(gloo|mpi|ucc|xccl):"
@@ -71,157 +56,66 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             r"|\buc[cpt]_|\bccl(::|_)"
         ),
     ),
-    (WorkClass.COPY, (), r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
-    (WorkClass.COPY, ("reshape_and_cache", "store_kvcache", "concat_and_cache", "dma_request"), None),
+    (WorkClass.COPY, "", r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
+    (WorkClass.COPY, "reshape_and_cache store_kvcache concat_and_cache dma_request", None),
     (
         WorkClass.ATTENTION,
-        (
-            "sage_fwd",
-            "sage_attn",
-            "sageattn",
-            "flash",
-            "fmha",
-            "attention",
-            "attn",
-            "sdpa",
-            "paged_kv",
-            "bwd_kernel_d",
-        ),
+        "sage_fwd sage_attn sageattn flash fmha attention attn sdpa paged_kv bwd_kernel_d",
         None,
     ),
     (
         WorkClass.NORM,
-        ("batchnorm", "rowwisemoments", "gammabeta", "rmsnorm", "layernorm", "bn_fw", "bn_bw", "bn_update"),
+        "batchnorm rowwisemoments gammabeta rmsnorm layernorm bn_fw bn_bw bn_update",
         r"(batch|layer|rms|group|instance)_?norm",
     ),
     (
         WorkClass.CONVOLUTION,
         (
-            "convol",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "wgrad",
-            "dgrad",
-            "scudnn",
-            "winograd",
-            "igemm_fwd",
-            "igemm_bwd",
-            "igemm_wrw",
-            "implicit_gemm",
-            "im2col",
-            "col2im",
-            "cudnn::cnn",
-            "miopen",
-            "gridwisegemm_bk0mk0",
+            "convol conv1d conv2d conv3d wgrad dgrad scudnn winograd igemm_fwd igemm_bwd igemm_wrw "
+            "implicit_gemm im2col col2im cudnn::cnn miopen gridwisegemm_bk0mk0"
         ),
         r"conv(?!ert)",
     ),
-    (WorkClass.ELEMENTWISE, ("rotary", "rope_", "_rope"), None),
-    (WorkClass.EMBEDDING, ("embedding", "pooled_embs"), None),
+    (WorkClass.ELEMENTWISE, "rotary rope_ _rope", None),
+    (WorkClass.EMBEDDING, "embedding pooled_embs", None),
     (
         WorkClass.GEMM,
         (
-            "gemm",
-            "gemv",
-            "nvjet",
-            "cutlass",
-            "cijk_",
-            "xmma",
-            "splitkreduce",
-            "matmul",
-            "scaled_mm",
-            "grouped_mm",
-            "aten::linear",
-            "addmv",
-            "cublas",
-            "aten::einsum",
-            "xxt_kernel",
-            "_mm_kernel",
-            "mma_kernel",
-            "_rnn",
-            "rnn_",
-            "persistrnn",
-            "triton_tem",
+            "gemm gemv nvjet cutlass cijk_ xmma splitkreduce matmul scaled_mm grouped_mm aten::linear "
+            "addmv cublas aten::einsum xxt_kernel _mm_kernel mma_kernel _rnn rnn_ persistrnn triton_tem"
         ),
         r"(^|::|_|^aclnn)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv|lstm|gru)\b|(^|_)dot[._](\d|general)",
     ),
-    (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
+    (WorkClass.SOFTMAX, "softmax cross_entropy crossentropy nll_loss nllloss", None),
     (
         WorkClass.OPTIMIZER,
-        ("multi_tensor_apply", "multitensorapply", "_foreach_", "fused_adam", "fusedadam", "fused_sgd"),
+        "multi_tensor_apply multitensorapply _foreach_ fused_adam fusedadam fused_sgd",
         r"fused_?(adagrad|lamb|optim)",
     ),
-    (WorkClass.POOLING, ("pool",), None),
+    (WorkClass.POOLING, "pool", None),
     (
         WorkClass.INDEXING,
-        (
-            "index",
-            "gather",
-            "scatter",
-            "sort",
-            "topk",
-            "nonzero",
-            "::select",
-            "masked",
-            "unique",
-            "cumsum",
-            "scan",
-            "histc",
-            "routing",
-            "moe_align",
-        ),
+        ("index gather scatter sort topk nonzero ::select masked unique cumsum scan histc routing moe_align"),
         None,
     ),
     (
         WorkClass.COPY,
         (
-            "copy",
-            "transpose",
-            "catarray",
-            "::contiguous",
-            "::clone",
-            "nchwtonhwc",
-            "nhwctonchw",
-            "transdata",
-            "permute",
-            "subtensorop",
-            "::stack",
-            "::fill_",
-            "::zero",
-            "_local_scalar_dense",
+            "copy transpose catarray ::contiguous ::clone nchwtonhwc nhwctonchw transdata permute "
+            "subtensorop ::stack ::fill_ ::zero _local_scalar_dense"
         ),
         r"aten::(to|cat|item)\b",
     ),
     (
         WorkClass.REDUCTION,
-        ("reduc", "triton_red", "triton_per", "vector_norm", "moe_sum"),
+        "reduc triton_red triton_per vector_norm moe_sum",
         r"aten::(sum|mean|max|min|norm|argmax|prod|any|all)\b",
     ),
     (
         WorkClass.ELEMENTWISE,
         (
-            "elementwise",
-            "functor",
-            "triton",
-            "vectorized",
-            "unrolled",
-            "silu",
-            "gelu",
-            "relu",
-            "sigmoid",
-            "tanh",
-            "dropout",
-            "upsample",
-            "threshold",
-            "optensor",
-            "scalepackedtensor",
-            "swiglu",
-            "act_and_mul",
-            "quant",
-            "rescale_qkv",
-            "fusion",
-            "wrapped_",
+            "elementwise functor triton vectorized unrolled silu gelu relu sigmoid tanh dropout upsample "
+            "threshold optensor scalepackedtensor swiglu act_and_mul quant rescale_qkv fusion wrapped_"
         ),
         (
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
@@ -230,47 +124,14 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
         ),
     ),
 )
+_RULES = tuple((kind, tuple(words.split()), pattern) for kind, words, pattern in _WORDS_AND_PATTERNS)
 # Views move no data, whatever their names.
-_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *(
-            "transpose",
-            "t",
-            "permute",
-            "view",
-            "_unsafe_view",
-            "reshape",
-            "select",
-            "slice",
-            "narrow",
-            "expand",
-        ),
-        *(
-            "as_strided",
-            "unsqueeze",
-            "squeeze",
-            "detach",
-            "unbind",
-            "split",
-            "chunk",
-            "alias",
-            "movedim",
-            "flatten",
-        ),
-        *(
-            "expand_as",
-            "view_as",
-            "swapaxes",
-            "unfold",
-            "diagonal",
-            "real",
-            "imag",
-            "split_with_sizes",
-            "numpy_t",
-        ),
-    )
+_VIEW_NAMES = (
+    "transpose t permute view _unsafe_view reshape select slice narrow expand as_strided unsqueeze squeeze "
+    "detach unbind split chunk alias movedim flatten expand_as view_as swapaxes unfold diagonal real imag "
+    "split_with_sizes numpy_t"
 )
+_VIEWS = frozenset(f"aten::{name}" for name in _VIEW_NAMES.split())
 # Draws numbers one by one. What dropout draws, on a processor, is called the same.
 RANDOM = re.compile(
     r"^aten::(rand\w*|normal\w*|uniform_?|random_|bernoulli_?|exponential_|geometric_|cauchy_|log_normal_"

@@ -1,4 +1,4 @@
-"""Ranges that programs write, of NVTX or roctx: operations as PyTorch and XLA name them, and all others."""
+"""NVTX and roctx ranges: operations as PyTorch and XLA name them, and all others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Annotations:
         self._rows = array("q")
 
     def add(self, process: int, thread: int, start: int, end: int, text: str) -> None:
-        """Add a range; what the text says beside the name is taken apart."""
+        """Add a range; shapes and numbers are parsed out of its text."""
         name, is_op, sequence, inputs = text[:_LONGEST_TEXT], 0, NONE, NONE
         if any(part in name for part in _EMITTED_PARTS):
             is_op, name = 1, name.partition(", input_op_ids = ")[0]
@@ -57,12 +57,12 @@ class Annotations:
         name, is_op = rows[:, 4].astype(np.int32), rows[:, 5] > 0
         texts = list(self._events.strings)
         if is_op.any():
-            # Operations that autograd does not follow are written by their name alone.
+            # Operations without autograd have only a name.
             qualified = [
                 _QUALIFIED.match(text) is not None and not text.startswith("cub::") for text in texts
             ]
             is_op |= np.array(qualified, np.bool_)[name]
-        # Autograd's nodes name the number of the operation whose gradient they are.
+        # Autograd nodes carry the sequence number of their forward operation.
         is_node = np.array([BACKWARD.search(text, 0, LONGEST_NAME) is not None for text in texts], np.bool_)
         for table, chosen in (("ops", is_op), ("ranges", ~is_op)):
             process, thread, start, end, _, _, sequence, inputs = rows[chosen].T

@@ -46,18 +46,18 @@ class Reader(Struct, frozen=True, kw_only=True):
     recognises: Callable[[ByteSource], bool]
     read: Callable[[ByteSource], Part]
     kind: Kind = "profile"
-    # How the names of files end that are ranks of one run when a directory is given; () for no ranks.
+    # File suffixes of the ranks of one run in a directory; () if there are no rank files.
     rank_files: tuple[str, ...] = ()
-    # What to install where `read` finds a package missing, such as "stepgrade[xplane]".
+    # What to install if `read` finds a package missing, such as "stepgrade[xplane]".
     requires: str | None = None
 
 
 def one_by_one(traces: list[Trace]) -> Iterator[Trace]:
-    """Yield the traces and keep none of them alive: they are large."""
+    """Yield the traces without keeping references: they are large."""
     while traces:
         yield traces.pop(0)
 
 
 def text_of(value: object, longest: int = 200) -> str:
-    """Return a text or a number as text, nothing for the rest: lists that hold each other have no end."""
+    """Return a text or a number as text, "" for anything else: nested lists may be endless."""
     return str(value)[:longest] if isinstance(value, str | int | float) else ""

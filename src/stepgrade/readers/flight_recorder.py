@@ -1,4 +1,4 @@
-"""Read the dumps of PyTorch's Flight Recorder, one a rank: pickles, which are never unpickled, or JSON."""
+"""Read dumps of PyTorch's Flight Recorder, one per rank: JSON, or pickles, which are never unpickled."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _user_line(frames: object, known: dict[int, str | None]) -> str | None:
 
 
 def _sizes(tensors: object) -> str:
-    """Return the sizes of the first tensors; no more, for one list can stand in every entry of a file."""
+    """Return the sizes of the first tensors only, since every entry may share one long list."""
     if not isinstance(tensors, list):
         return ""
     dims = [tensor[:_MOST_SIZES] if isinstance(tensor, list) else [] for tensor in tensors[:_MOST_SIZES]]
@@ -123,10 +123,10 @@ def _sizes(tensors: object) -> str:
 
 
 def _groups(document: Mapping[str, object]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the ranks of each group and what it is called; gloo leaves both out."""
+    """Return the ranks and the name of each group; gloo omits both."""
     config = document.get("pg_config")
     ranks, descriptions = dict[str, tuple[int, ...]](), dict[str, str]()
-    known: dict[int, tuple[int, ...]] = {}  # by the list itself: one can be that of every group of a file
+    known: dict[int, tuple[int, ...]] = {}  # by identity: all groups of a file may share one list
     for key, group in (config if isinstance(config, dict) else {}).items():
         if not isinstance(group, dict):
             continue
@@ -150,7 +150,7 @@ def _members(listed: object) -> tuple[int, ...]:
 
 
 def _rank(document: Mapping[str, object], name: str) -> int | None:
-    """Return the rank that the dump states, else what the name of the file says."""
+    """Return the rank in the dump, else in the file name."""
     for key in ("global_rank", "rank"):
         stated = document.get(key)
         if type(stated) is int and 0 <= stated < _LARGEST:
@@ -163,7 +163,7 @@ def _rank(document: Mapping[str, object], name: str) -> int | None:
 
 
 def _number(row: Mapping[str, Plain], key: str) -> int:
-    """Return a number of an entry, 0 where it is none, or none that makes sense."""
+    """Return a number of an entry; 0 if it is missing or out of range."""
     value = row.get(key)
     return value if type(value) is int and 0 <= value < _LARGEST else 0
 
@@ -174,5 +174,5 @@ READER = Reader(
     recognises=recognises,
     read=read,
     kind="hang",
-    rank_files=("",),  # torch names them nccl_trace_rank_0, without an ending
+    rank_files=("",),  # torch names them nccl_trace_rank_0, without a suffix
 )

@@ -1,6 +1,6 @@
-"""What a file is that no reader takes, told by its first bytes, and what to do instead.
+"""Identify files that no reader takes by their first bytes, with advice on what to do instead.
 
-Nothing is opened, unpacked or run for it, and nothing of the file is shown: only the words of this table.
+Nothing is unpacked or run, and no content of the file is shown: only the texts of this table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepgrade.readers.source import ByteSource
 
 
 class Foreign(Struct, frozen=True):
-    """A format that stepgrade knows and does not read: all its signs are in the first bytes."""
+    """A known format that is not read: all its signs are in the first bytes."""
 
     what: str
     signs: tuple[bytes, ...]
@@ -25,14 +25,14 @@ class Foreign(Struct, frozen=True):
 
 
 _TRACE = "trace a few steps with torch.profiler, or run the script under stepgrade record"
-_UNPACK = "unpack it, and give what is inside"
-_NO_TRACES = "it holds no traces: unpack it, and give what is inside"
+_UNPACK = "unpack it, and pass what is inside"
+_NO_TRACES = "it holds no traces: unpack it, and pass what is inside"
 ARCHIVES = ("a zip archive", "a tar archive")
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
 _UNKNOWN_LINES = (
-    "its lines are in no dialect that stepgrade knows, or it stopped before the first step; [[dialect]] in "
-    "stepgrade.toml says what their numbers mean"
+    "its lines match no known dialect, or it stopped before the first step; describe them with [[dialect]] "
+    "in stepgrade.toml"
 )
 _SOURCE_OF = "the profile that it was made from"
 _OF_SQLITE = rb"\ASQLite format 3\x00"
@@ -48,11 +48,11 @@ _KNOWN = (
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
-    Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
+    Foreign("an SQLite database", (_OF_SQLITE,), f"in an unknown layout: {_TRACE}"),
     Foreign(
         "a table of rocprofv3 beside that of kernels",
         (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
-        "give the one whose name ends in kernel_trace.csv: this one is read with it",
+        "pass the file whose name ends in kernel_trace.csv: this one is read with it",
     ),
     Foreign(
         "a table of rocprof",
@@ -62,7 +62,7 @@ _KNOWN = (
     Foreign(
         "a summary table of Nsight Systems",
         (rb"Total Time \(ns\)",),
-        "it holds sums, not steps: give the export in SQLite that it was made from",
+        "it holds sums, not steps: pass the SQLite export that it was made from",
     ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
     Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
@@ -72,7 +72,7 @@ _KNOWN = (
         'write the trace instead: prof.export_chrome_trace("trace.json")',
     ),
     Foreign(
-        "an execution trace of PyTorch (ExecutionTraceObserver)",
+        "a PyTorch execution trace (ExecutionTraceObserver)",
         (rb'"schema"\s{0,9}:\s{0,9}"[\d.]{1,20}(?:-chakra)?', rb'"nodes"\s{0,9}:'),
         f"it holds no times: {_TRACE}",
     ),
@@ -80,7 +80,7 @@ _KNOWN = (
     Foreign(
         "a Perfetto trace",
         (rb"\A\n[^\0]{0,200}(?:linux\.ftrace|perfetto|track_event)",),
-        f"save it as JSON only where PyTorch wrote it: {_TRACE}",
+        f"save it as JSON only if PyTorch wrote it: {_TRACE}",
     ),
     Foreign("a profile for speedscope", (rb"https?://www\.speedscope\.app/",), _OTHER_TOOL),
     Foreign("a recording of memray", (rb"\Amemray",), f"it holds allocations, not times: {_TRACE}"),
@@ -89,7 +89,7 @@ _KNOWN = (
     Foreign(
         "a memory timeline of PyTorch as a picture",
         (rb"\A\s{0,9}<html>", rb"<title>GPU Memory Timeline HTML</title>"),
-        "export it to a name that ends in .json.gz or .raw.json.gz, or give the trace itself",
+        "export it to a name that ends in .json.gz or .raw.json.gz, or pass the trace itself",
     ),
     Foreign(
         "a checkpoint of torch.save",
@@ -98,7 +98,7 @@ _KNOWN = (
     ),
     Foreign("a checkpoint of torch.save", (rb"\A\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",), _WEIGHTS),
     Foreign(
-        "a pickle of Python",
+        "a Python pickle",
         (_OF_PICKLE,),
         f"pickles can run code, so they are never opened here: {_TRACE}",
     ),
@@ -109,7 +109,7 @@ _KNOWN = (
     Foreign("a Parquet file", (rb"\APAR1",), _TRACE),
     Foreign("an array of NumPy", (rb"\A\x93NUMPY",), _TRACE),
     Foreign("arrays of NumPy (npz)", (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}\.npy"), _TRACE),
-    # Archives and what is no file of its own
+    # Archives and pointers
     Foreign("a zip archive", (_OF_ZIP,), _NO_TRACES),
     Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _NO_TRACES),
     Foreign("compressed by xz", (rb"\A\xfd7zXZ\0",), "only gzip and zstd are unpacked here: use xz -d first"),
@@ -141,11 +141,11 @@ _KNOWN = (
     Foreign(
         "an HTML page",
         (rb"(?i)\A(?:\xef\xbb\xbf)?\s{0,999}(?:<!--[^>]{0,999}-->\s{0,99})?<(?:!doctype html|html|head)",),
-        "was a web page saved in the file's place? Download the file itself",
+        "was a web page saved instead of the file? Download the file itself",
     ),
     Foreign("an XML file", (rb"\A(?:\xef\xbb\xbf)?\s{0,99}<\?xml",), _TRACE),
     Foreign("a PDF", (rb"\A%PDF-",), _TRACE),
-    Foreign("a picture", (rb"\A(?:\x89PNG|\xff\xd8\xff|GIF8)",), "give the file that it was drawn from"),
+    Foreign("a picture", (rb"\A(?:\x89PNG|\xff\xd8\xff|GIF8)",), "pass the file that it was drawn from"),
     Foreign("a program", (rb"\A(?:\x7fELF|MZ\x90|\xcf\xfa\xed\xfe)",), _TRACE),
     Foreign("text in UTF-16", (rb"\A(?:\xff\xfe|\xfe\xff)",), "save it as UTF-8"),
     # What stepgrade itself writes
@@ -156,7 +156,7 @@ _KNOWN = (
         "a comparison of stepgrade (parity)", (rb'"apr_runtime":', rb'"parity_achieved":'), supply=_SOURCE_OF
     ),
     Foreign("an inspection of stepgrade", (rb'"holds":', rb'"missing":', rb'"fit":'), supply=_SOURCE_OF),
-    # JSON of others
+    # JSON of other tools
     Foreign(
         "a model's config.json",
         (
@@ -166,9 +166,7 @@ _KNOWN = (
         supply="it as {model}",
     ),
     Foreign("the index of a checkpoint", (rb'"weight_map"\s{0,9}:',), _WEIGHTS),
-    Foreign(
-        "a notebook of Jupyter", (rb'"nbformat"\s{0,9}:',), "write the trace in a cell, and give that file"
-    ),
+    Foreign("a Jupyter notebook", (rb'"nbformat"\s{0,9}:',), "write the trace in a cell, and give that file"),
     Foreign(
         "a trace of VizTracer",
         (_OF_CHROME, rb'"viztracer_metadata"|"FEE"'),
@@ -178,7 +176,7 @@ _KNOWN = (
     Foreign(
         "a Chrome trace of JAX or TensorFlow (XLA)",
         (_OF_CHROME, rb'/(?:device|host):(?:CPU|GPU|TPU)|"highres-ticks"'),
-        "give the .xplane.pb that lies beside it",
+        "pass the .xplane.pb next to it",
     ),
     Foreign(
         "a trace without events",
@@ -189,7 +187,7 @@ _KNOWN = (
     Foreign(
         "an Ascend trace without PyTorch's operations (msprof)",
         (_OF_CHROME, rb'"(?:aclnn|AI_CORE|AI_VECTOR|MIX_AIC|Ascend|AscendCL@|HCCL|hcom_)'),
-        "trace with torch_npu.profiler, and give its trace_view.json",
+        "trace with torch_npu.profiler, and pass its trace_view.json",
     ),
     Foreign("a Chrome trace that PyTorch did not write", (_OF_CHROME,), _TRACE),
     Foreign(
@@ -201,7 +199,7 @@ _KNOWN = (
     Foreign(
         "a stepgrade.toml",
         (rb"(?m)^\[\[?(?:gate|limits|budget|waiver)\b",),
-        "it is read where it lies in the working directory; give a profile as well",
+        "it is read from the working directory; pass a profile as well",
     ),
     Foreign(
         "a Python script",
@@ -216,22 +214,22 @@ _KNOWN = (
     Foreign(
         "a table of timm's benchmarks",
         (rb"\Amodel,[^\n]{0,400}train_samples_per_sec",),
-        "each of its rows is a run of its own: give the log of one",
+        "each row is a separate run: pass the log of one run",
     ),
     Foreign(
         "a table of runs",
         (
             rb"(?i)\A[^\n]{0,400}\b(?:tokens_per_sec|tok_s|throughput|mfu\w{0,9})\b[^\n]{0,400}\b(?:command|commit)\b",
         ),
-        "each of its rows is a run of its own: give the log of one",
+        "each row is a separate run: pass the log of one run",
     ),
     Foreign(
         "a table of metrics (CSV)",
         (
             rb"(?i)\A[^\n{\[]{0,1000}\b_?(?:step|epoch|iter\w{0,9}|\w{0,20}loss|throughput)\b[^\n{]{0,1000}\n[^\n]{0,999}[,\t]",
-            rb"\A[^\n:]{0,2000}\n",  # names of columns: lines such as `step 5: loss 2.3` are of a log
+            rb"\A[^\n:]{0,2000}\n",  # column names: lines such as `step 5: loss 2.3` belong to a log
         ),
-        "no column says which step a row is of, or none how long it took",
+        "no column has the step number, or none has its time",
     ),
     Foreign(
         "a training log",
@@ -244,20 +242,20 @@ _KNOWN = (
         _UNKNOWN_LINES,
     ),
     Foreign(
-        "JSON, an object to a line, of which none tells a step",
+        "JSON lines without a training step",
         (rb"\A\{\"[^\n]{0,4000}\}\s{0,9}\n\{\"",),
-        "a step needs its number and a loss, a time or a rate, by names that docs/logs.md tells",
+        "a step needs a number and a loss, a time or a rate, under the names in docs/logs.md",
     ),
     Foreign(
-        "the output of a run that broke off",
+        "the output of a run that crashed",
         (rb"Traceback \(most recent call last\)|ChildFailedError|Root Cause \(first observed failure\)",),
-        "there is no step in it: nothing was trained, so nothing can be graded",
+        "it contains no step, so there is nothing to grade",
     ),
 )
 
 
 def what_it_is(head: bytes) -> Foreign | None:
-    """Return the first format of the table whose signs the first bytes of a file have, None for no one."""
+    """Return the first format of the table that matches the first bytes of a file; None without one."""
     for known in _KNOWN:
         if all(re.search(sign, head) for sign in known.signs):
             return known
@@ -268,14 +266,12 @@ def refusal(source: ByteSource, readers: Iterable[Reader]) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
     if not source.head.strip(b"\0 \t\r\n"):
         broken_off = "was the disk full, or the machine switched off, while it was written?"
-        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
+        return UnknownFormat("contains only blanks or zero bytes", where=source.name, hint=broken_off)
     found = what_it_is(source.head)
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)
-    kind = "is JSON of no kind" if re.match(_OF_JSON, source.head) else "holds no profile"
-    problem = (
-        f"{kind} that stepgrade knows" if source.is_text else "is binary, in no format that stepgrade knows"
-    )
+    kind = "binary" if not source.is_text else "JSON" if re.match(_OF_JSON, source.head) else "text"
+    problem = f"is {kind} in an unknown format"
     known = ", ".join(reader.name for reader in readers)
     return UnknownFormat(problem, where=source.name, hint=f"formats: {known}; {_TRACE}")

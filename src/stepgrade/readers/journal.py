@@ -23,7 +23,7 @@ from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
-# What a line that is no JSON of ours raises.
+# What decoding a broken line raises.
 _NO_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # Memory for each byte of a line while it is decoded, and for each sample, layer and phase that is kept.
 _LINE_BYTES, _SAMPLE_BYTES, _PART_BYTES = 50, 100, 2000
@@ -45,7 +45,7 @@ class _Sums(Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
-    every: int = 1  # step in so many has a sample
+    every: int = 1  # one step in so many has a sample
 
 
 class _Line(Struct, frozen=True):
@@ -63,7 +63,7 @@ def recognises(source: ByteSource) -> bool:
 
 
 def read(source: ByteSource) -> Part:
-    """Return the sum of all whole lines; a line that was cut off is left out with a note."""
+    """Return the sum of all complete lines; a truncated line is left out with a note."""
     lines = source.lines()
     first = next(lines, b"")
     try:
@@ -79,7 +79,7 @@ def read(source: ByteSource) -> Part:
         found.add(text, source.memory_bytes)
     total = found.steady if found.steady.parts else found.warmup
     if not total.parts:
-        raise BadInput("the recording holds no whole step", where=source.name)
+        raise BadInput("the recording contains no complete step", where=source.name)
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
@@ -144,11 +144,11 @@ class _Contents:
                 check(total.memory_bytes, memory_bytes)
 
     def notes(self, flush_seconds: float | None) -> tuple[Note, ...]:
-        """Return what a reader should know of a run that did not end by itself."""
+        """Return notes on a run that did not finish."""
         lost = "" if flush_seconds is None else f", at most {show_ms(flush_seconds * 1e3)} before it ended"
-        unended = f"the recording was not ended: this is what it held when it was last written{lost}"
-        slower = "only warm-up steps were recorded: they may be slower than the run is"
-        torn = f"lines of the recording that cannot be read and are left out: {self._torn}"
+        unended = f"the recording was not finished: this is its last written state{lost}"
+        slower = "only warm-up steps were recorded: they may be slower than the run"
+        torn = f"unreadable lines of the recording, left out: {self._torn}"
         possible = (
             (True, Note("not_ended", unended)),
             (not self.steady.parts, Note("warm_up_only", slower)),
@@ -183,7 +183,7 @@ class _Total:
 
     @property
     def memory_bytes(self) -> int:
-        """Return how much memory the sum may take until the result is written."""
+        """Return an upper bound of the memory used until the result is written."""
         parts = len(self.phases_ms) + len(self.layers_ms)
         return self._sample_count * _SAMPLE_BYTES + parts * _PART_BYTES
 

@@ -16,7 +16,7 @@ from stepgrade.readers import step_profile
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
-# A profile is a few kilobytes; an object longer than this is taken for cut off, not waited for.
+# A profile is a few kilobytes; a longer object is treated as truncated.
 MAX_OBJECT_BYTES = 16 * 2**20
 
 # Both emitters write "_profiler" first. Between the brace and the key there is only white space.
@@ -42,7 +42,7 @@ def recognises(source: ByteSource) -> bool:
 
 
 def read(source: ByteSource) -> Part:
-    """Return the last step profile in the log, else the run that its step lines tell of."""
+    """Return the last step profile in the log, else the run described by its step lines."""
     from stepgrade.readers.logs.own import dialects_from  # slow to import
     from stepgrade.readers.logs.scan import LogScanner
 
@@ -62,7 +62,7 @@ def read(source: ByteSource) -> Part:
     profile = step_profile.profile_from_json(found.text, source.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
-        notes.append(Note("last_of_several", f"the log holds {found.count} profiles: this is the last one"))
+        notes.append(Note("last_of_several", f"the log holds {found.count} profiles; this is the last"))
     return Part(log=msgspec.structs.replace(profile, notes=(*notes, *profile.notes)))
 
 
@@ -97,7 +97,7 @@ def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) ->
 
 
 def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
-    """Return why nothing can be read: JSON that is broken, a profile that is cut off, something else."""
+    """Return the error: broken JSON, a truncated profile, or an unknown format."""
     from stepgrade.readers.foreign import refusal, what_it_is  # only for what cannot be read
     from stepgrade.readers.registry import readers
 
@@ -115,7 +115,7 @@ def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
         return
     for string in _STRING.finditer(source.document()):
         if b'\\"_profiler\\"' in string[0]:
-            with suppress(msgspec.DecodeError, UnicodeError):  # half a surrogate is no text
+            with suppress(msgspec.DecodeError, UnicodeError):  # a lone surrogate
                 yield from_json(string[0], str).encode() + b"\n"
 
 
@@ -168,7 +168,7 @@ class _Scanner:
         self._at = position
 
     def _read_on(self) -> bool:
-        """Add the next chunk to what is not yet skipped; tell whether there was one."""
+        """Add the next chunk to the unread text; tell whether there was one."""
         chunk = next(self._chunks, b"")
         self._text = self._text[self._at :] + chunk
         self._at = 0

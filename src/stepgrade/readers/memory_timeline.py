@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # [[times], [[sizes], …]], and rows of time, action, bytes and category.
 _SUMS = re.compile(rb"\A\s{0,9}\[\s{0,9}\[\d{10,20}(?:\.\d{1,9})?(?:\]|,\s{0,9}\d{10,20}\b)")
 _EVENTS = re.compile(rb"\A\s{0,9}\[\s{0,9}\[-?\d{1,20},\s{0,9}[1-4],\s{0,9}-?\d{1,20},\s{0,9}[0-7]\]")
-# What each column of the sums is: the first is always 0. An input belongs to no part of training, and what
+# What each column of the sums is: the first is always 0. Inputs are in no category, and what
 # autograd needs besides activations comes and goes within the backward pass.
 _COLUMNS = ("weights", "optimizer", "other", "temporary", "activations", "gradients", "temporary", "other")
 _MOST_BYTES = float(1 << 50)
@@ -40,9 +40,9 @@ def read(source: ByteSource) -> Part:
     try:
         at_ms, levels = levels_of_sums(document) if is_sums else levels_of_events(document)
     except BadJson as error:
-        raise BadInput(f"is no whole memory timeline: {error}", where=source.name) from error
+        raise BadInput(f"is not a complete memory timeline: {error}", where=source.name) from error
     if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
-        raise BadInput("holds no sizes that a memory could have", where=source.name)
+        raise BadInput("holds no valid sizes", where=source.name)
     timeline = MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
     return Part(memory=timeline)
 
@@ -60,14 +60,14 @@ def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
 
 
 def levels_of_events(document: bytes) -> tuple[Floats, dict[str, Floats]]:
-    """Return the same from what each event adds or takes away."""
+    """Return the same from allocation events."""
     import numpy as np  # only to read
 
     rows = decode_json(document, list[tuple[_Long, int, _Long, _Number]])
     times = np.array([row[0] for row in rows], np.int64)
     deltas = np.zeros((len(rows), len(_COLUMNS)))
     deltas[np.arange(len(rows)), [row[3] for row in rows]] = [row[2] for row in rows]
-    known = times[times >= 0]  # what was there before has the time -1
+    known = times[times >= 0]  # allocations before the recording have time -1
     first = int(known[0]) if len(known) else 0
     return np.maximum(times - first, 0) / 1e6, _by_category(np.cumsum(deltas, axis=0))
 

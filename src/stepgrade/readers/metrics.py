@@ -36,7 +36,7 @@ def _kind(source: ByteSource) -> str | None:
         return by_sign
     if head.lstrip()[:1] == b"{":
         keys = source.json_keys or frozenset()
-        # The state of a run that diverged holds NaN, which is no JSON.
+        # The state of a diverged run holds NaN, which is not valid JSON.
         is_state = _STATE in keys or (source.json_error is not None and _STATE_KEY in head)
         return "trainer_state" if is_state else "peft" if keys >= _PEFT else None
     if b"\n" in head and any(word in head[:4096].lower() for word in (b"step", b"iter", b"update")):
@@ -47,7 +47,7 @@ def _kind(source: ByteSource) -> str | None:
 
 
 def read(source: ByteSource) -> Part:
-    """Return the run that the metrics tell of."""
+    """Return the run that the metrics describe."""
     # What needs numpy is imported only here.
     from stepgrade.readers.foreign import refusal
     from stepgrade.readers.logs import tables, tensorboard, wandb
@@ -88,12 +88,12 @@ def read(source: ByteSource) -> Part:
         (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
     profile = profile_of_log(log.scanned(), source.name, names[kind])
     if profile is None and kind in ("tensorboard", "wandb"):
-        hint = "log a scalar, such as the loss, with the number of its step"
+        hint = "log a scalar, such as the loss, with its step number"
         raise UnknownFormat(f"is a file of {names[kind]} without a scalar", where=source.name, hint=hint)
     if profile is None:
         raise refusal(source, readers())
     if runs > 1:
-        text = f"the database holds {runs} runs: this is the one that began last"
+        text = f"the database holds {runs} runs; this is the latest"
         profile = structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
     return Part(log=profile)
 

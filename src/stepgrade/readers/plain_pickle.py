@@ -1,4 +1,4 @@
-"""Decode a pickle that holds plain values only, and refuse every other one at the first opcode that says so.
+"""Decode pickles of plain values, and refuse all others at the first opcode that is not allowed.
 
 `pickle.load` runs what the file says, and one of nine bytes makes it take gigabytes. Here only opcodes exist
 that make dicts, lists, tuples, texts and numbers. Nothing is sized by a number in the file: what a file makes
@@ -96,8 +96,8 @@ def decode(chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool = False) 
     try:
         return _Machine(chunks, most_bytes, has_rows=has_rows).run()
     except (IndexError, TypeError):
-        # A stack that is empty, or something that cannot hold what is put into it.
-        raise BadInput("is a pickle that is damaged: its opcodes do not fit together") from None
+        # An empty stack, or a container of the wrong type.
+        raise BadInput("is a damaged pickle: its opcodes are inconsistent") from None
 
 
 class _Machine:
@@ -150,7 +150,7 @@ class _Machine:
                 self.needed += _ITEM_BYTES
 
     def _rows(self, begin: int) -> bool:
-        """Make all rows of one shape that begin here; return False where there is none."""
+        """Decode all rows of one shape that begin here; return False without any."""
         if len(self.marked) >= DEEPEST:
             return False
         for number, shape in enumerate(self._shapes):
@@ -255,7 +255,7 @@ class _Machine:
         return size - 1 if self.is_last else size - _LONGEST_ARGUMENT
 
     def _part(self, size: int) -> bytes:
-        """Return so many bytes and go on behind them."""
+        """Return the next `size` bytes."""
         part = self.data[self.offset : self.offset + size]
         if len(part) < size:
             raise _cut_off()
@@ -267,7 +267,7 @@ class _Machine:
 
     def _refusal(self, name: str, why: str) -> BadInput:
         where = f"at byte {self.before + self.offset - 1}"
-        hint = "what PyTorch dumps holds plain values only: write it again"
+        hint = "PyTorch's dumps hold plain values only: write it again"
         return BadInput(f"is a pickle with the opcode {name}, which {why}, {where}", hint=hint)
 
     def _since_mark(self) -> list[Plain]:
@@ -382,4 +382,4 @@ _OPCODES: Final[dict[int, Callable[[_Machine, int], None]]] = {
 
 
 def _cut_off() -> BadInput:
-    return BadInput("is a pickle that is cut off", hint="was the process killed while it was written?")
+    return BadInput("is a truncated pickle", hint="was the process killed while it was written?")

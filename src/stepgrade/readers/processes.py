@@ -39,13 +39,13 @@ _CATEGORIES: Final = {
     DeviceEvent.COPY_OTHER: "copy",
     DeviceEvent.MEMSET: "memset",
 }
-# Times beyond are no times; differences of these still fit into 64 bits.
+# Later times are invalid; differences up to here still fit into 64 bits.
 _LATEST_NS: Final = 1 << 61
 _LONGEST_NAME: Final = 4000
 
 
 class CaptureFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a whole file."""
+    """What is known about a whole file."""
 
     name: str
     profiler: Profiler
@@ -56,7 +56,7 @@ class CaptureFacts(Struct, frozen=True, kw_only=True):
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):
-    """What is known of one process."""
+    """What is known about one process."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -81,17 +81,17 @@ class Events:
         self._left: set[int] = set()
 
     def name_id(self, text: str) -> int:
-        """Return the place of a text among `strings`."""
+        """Return the index of a text in `strings`."""
         return self.strings.setdefault(text[:_LONGEST_NAME], len(self.strings))
 
     def name_ids(self, numbers: Column, texts: dict[int, str]) -> Ids:
-        """Return the places of texts that a column has by number."""
+        """Return the name ids of a column of text numbers."""
         found = groups(numbers)
         table = [self.name_id(texts.get(number, "?")) for number in found.values.tolist()]
         return np.array(table, np.int32)[found.which]
 
     def add(self, table: str, **columns: Column | int) -> None:
-        """Add rows to `ops`, `calls`, `work` or `ranges`; a number stands for a whole column of it."""
+        """Add rows to `ops`, `calls`, `work` or `ranges`; an int stands for a constant column."""
         rows = len(np.asarray(columns["start"]))
         whole = {
             name: np.full(rows, value, np.int32) if isinstance(value, int) else value
@@ -106,7 +106,7 @@ class Events:
         self._parts[table].append(part)
 
     def join(self) -> None:
-        """Put the parts of each table together, once all are added."""
+        """Concatenate the parts of each table, once all are added."""
         for table, model in _MODELS.items():
             parts = [part for part in self._parts.pop(table) if len(part["start_ns"])]
             self._joined[table] = {}
@@ -124,16 +124,16 @@ class Events:
         return self._joined[name]
 
     def processes(self) -> list[int]:
-        """Return the processes whose device did more than set memory."""
+        """Return the processes whose device did more than memsets."""
         work = self._joined["work"]
         found: list[int] = distinct(work["process"][work["kind"] != DeviceEvent.MEMSET]).tolist()
         self._left = set(found)
         return found
 
     def take(self, process: int, file: CaptureFacts, of: RankFacts, *, zero_ns: int | None = None) -> Trace:
-        """Return the timeline of one process, once; all processes of the file count from the same moment.
+        """Return the timeline of one process, once; all processes of a file share one zero.
 
-        It is that of the first work or call, unless it is given.
+        Zero is the first work or call, unless given.
         """
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
         if zero_ns is None:
@@ -147,7 +147,7 @@ class Events:
         self._left.discard(process)
         if not self._left:
             self._joined.clear()  # traces are large: nothing is kept twice
-        # What was open before anything was recorded starts with the recording.
+        # Ranges that were open before the recording start with it.
         for name in ("ranges", "ops"):
             start = np.maximum(tables[name]["start_ns"], zero_ns)
             end = tables[name]["start_ns"] + tables[name]["dur_ns"]
@@ -191,7 +191,7 @@ class Events:
 
 
 def _part(part: Columns, name: str) -> Column:
-    """Take a column out of a part, filled where a reader has nothing for it."""
+    """Take a column out of a part, with a default if the reader has none."""
     if name in part and name != "start_ns":
         return part.pop(name)
     if name in part:
@@ -201,7 +201,7 @@ def _part(part: Columns, name: str) -> Column:
 
 
 def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:
-    """Return the rows as the model has them, in order and counted from zero."""
+    """Return the rows as a model type, sorted and counted from zero."""
     order = order_by_start(table["start_ns"], table["dur_ns"])
     is_sorted = bool((np.diff(order) > 0).all())
     columns = {name: column if is_sorted else column[order] for name, column in table.items()}
@@ -214,7 +214,7 @@ def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:
 
 
 def in_order(ranked: list[tuple[int, RankFacts, int]]) -> list[tuple[int, RankFacts]]:
-    """Return processes with their ranks: as they say themselves, else in the order of their devices."""
+    """Return processes with their ranks: as recorded, else in device order."""
     ranks = [facts.rank for _, facts, _ in ranked]
     if len(ranked) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
         in_device_order = sorted(ranked, key=lambda found: (found[2], found[0]))

@@ -1,4 +1,4 @@
-"""Which reader reads a source: asked for by name, or found by what the bytes look like."""
+"""Find the reader of a source, by name or by content."""
 
 from __future__ import annotations
 

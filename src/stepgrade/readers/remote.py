@@ -40,11 +40,11 @@ class RemoteFile(Struct, frozen=True, kw_only=True):
 
     url: str
     name: str
-    size_bytes: int = 0  # 0 where it is not known
+    size_bytes: int = 0  # 0 if unknown
 
 
 def is_url(source: str) -> bool:
-    """Tell whether the source is a URL; a path of Windows is none."""
+    """Tell whether the source is a URL; a Windows path is not."""
     return _URL.match(source) is not None
 
 
@@ -105,7 +105,7 @@ def _store(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0].lower()
     if scheme not in STORES or "::" in url:
         known = ", ".join(f"{name}://" for name in STORES)
-        raise BadOption("is in no store that is read", where=shown_url(url), hint=f"one of {known}")
+        raise BadOption("has an unsupported scheme", where=shown_url(url), hint=f"one of {known}")
     hint = f"pip install 'stepgrade[{STORES[scheme]}]'"
     try:
         from fsspec.core import url_to_fs  # an extra
@@ -120,7 +120,7 @@ def _store(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _in_words(url: str) -> Iterator[None]:
-    """Turn what a store's library raises into one line of ours."""
+    """Convert exceptions of a store's library into our errors."""
     try:
         yield
     except BadInput:
@@ -130,7 +130,7 @@ def _in_words(url: str) -> Iterator[None]:
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Return the status of HTTP that an error, or what it came from, speaks of."""
+    """Return the HTTP status of an error or of its cause."""
     while error is not None:
         status = getattr(error, "status", None)
         response = getattr(error, "response", None)
@@ -145,23 +145,25 @@ def status_of(error: BaseException | None) -> int | None:
 def _read_error(error: Exception, url: str) -> BadInput:
     name, status = shown_url(url), status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
-        hint = "the store refuses these credentials, or has no such file and does not say so"
-        return BadInput("may not be read", where=name, hint=hint)
+        hint = "check the credentials and the name: some stores deny access to missing files"
+        return BadInput("permission denied", where=name, hint=hint)
     origin = error.__cause__ or error.__context__
     if status is None and isinstance(origin, OSError) and not isinstance(origin, FileNotFoundError):
-        return BadInput("cannot be read: the store is not reached", where=name, hint="is the address right?")
+        return BadInput("cannot be read: connection failed", where=name, hint="is the address right?")
     if isinstance(error, FileNotFoundError) or status == 404:
         return BadInput("no such file", where=name, hint="is the name right, and the run over?")
     if "Credentials" in type(error).__name__:
-        return BadInput("needs credentials", where=name, hint="set them as for the store's own command")
+        return BadInput(
+            "needs credentials", where=name, hint="set credentials as for the store's own command-line tool"
+        )
     if isinstance(error, TimeoutError):
-        return BadInput("the store does not answer in time", where=name)
+        return BadInput("timed out", where=name)
     what = f"{type(error).__name__}, status {status}" if status else type(error).__name__
     return BadInput(f"cannot be read: {what}", where=name)
 
 
 class _InWords:
-    """A remote file whose errors are ours."""
+    """A remote file that raises our errors."""
 
     def __init__(self, file: Any, url: str) -> None:
         self._file, self._url = file, url

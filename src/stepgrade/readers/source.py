@@ -1,4 +1,4 @@
-"""One way to bytes: a path, a URL, bytes, an open file or standard input, packed or not, within one limit."""
+"""Bytes of a path, URL, buffer, open file or standard input, decompressed, within a limit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, byte
 
 STANDARD_INPUT = "-"
 DEFAULT_MAX_BYTES = 16 * 2**30
-MOST_UNREADABLE = 0.05  # of the ranks: a run goes on without a few, but is then not all of the run
+MOST_UNREADABLE = 0.05  # share of the ranks that may be unreadable
 HEAD_BYTES = 64 * 2**10
 CHUNK_BYTES = 2**20
-# Profiles that are one JSON object are small; what is larger is looked through in chunks only.
+# Profiles that are one JSON object are small; larger files are read in chunks.
 MAX_DOCUMENT_BYTES = 256 * 2**20
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -53,7 +53,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     max_bytes: int = DEFAULT_MAX_BYTES
     max_memory: int | None = None  # bytes that what is decoded may take; None is a quarter of the machine's
     progress: Progress | None = None
-    dialects: tuple[DialectTable, ...] = ()  # of logs, one's own
+    dialects: tuple[DialectTable, ...] = ()  # the user's own log dialects
     engine: str | None = None  # where the files of ranks are read; None: in this process, or a pool if large
     workers: int | None = None  # processes that read them; None is as many as cores and memory allow
     most_unreadable: float = MOST_UNREADABLE  # share of the ranks that may be unreadable
@@ -95,7 +95,7 @@ class ByteSource:
         self._unread = b""
         first = b""
         while len(first) < len(_ZSTD_MAGIC) and (more := self._read_file(len(_ZSTD_MAGIC) - len(first))):
-            first += more  # a pipe gives what it has
+            first += more  # a pipe returns what it has
         self._gunzip: _Gunzip | _Unzstd | None = None
         if first.startswith(_GZIP_MAGIC):
             self._gunzip = _Gunzip(self._read_file, self.size_bytes)
@@ -267,7 +267,7 @@ class ByteSource:
     def _decoded_keys(self) -> frozenset[str] | BadJson | None:
         if self._keys is None and self.is_text and self.head.lstrip()[:1] == b"{" and self._keep_all():
             try:
-                decode_json(self._kept, msgspec.Raw)  # what is no JSON costs nothing to decode
+                decode_json(self._kept, msgspec.Raw)  # other formats are not decoded
                 check_json(self._kept, self.memory_bytes, self.name)
                 self._keys = frozenset(decode_json(self._kept, dict[str, msgspec.Raw]))
             except BadJson as error:
@@ -445,7 +445,7 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
     path = os.fspath(source)
     if path == STANDARD_INPUT:
         if sys.stdin is None:
-            raise BadInput("is closed", where="standard input", hint="name a file")
+            raise BadInput("is closed", where="standard input", hint="pass a file name")
         return "standard input", sys.stdin.buffer, 0, None
     if "://" in path:
         from stepgrade.readers.remote import is_url, open_url, shown_url  # few sources are
@@ -463,15 +463,15 @@ def open_local(path: str) -> tuple[str, BinaryIO, int, str | None]:
         # pathlib takes longer to import than a step profile to read.
         file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the source
     except IsADirectoryError as error:
-        raise BadInput("is a directory", where=name, hint="name a profile inside it") from error
+        raise BadInput("is a directory", where=name, hint="pass a profile inside it") from error
     except FileNotFoundError as error:
         raise BadInput("no such file", where=name, hint="use - to read standard input") from error
     except PermissionError as error:
-        raise BadInput("may not be read by this user", where=name, hint="chmod +r gives the right") from error
+        raise BadInput("permission denied", where=name, hint="make it readable with chmod +r") from error
     except (OSError, ValueError) as error:
         if getattr(error, "errno", None) == errno.ENXIO:
             raise BadInput(
-                "is a socket or a device", where=name, hint="name a file, or - to read standard input"
+                "is a socket or a device", where=name, hint="pass a file name, or - to read standard input"
             ) from error
         raise BadInput(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=name) from error
     try:

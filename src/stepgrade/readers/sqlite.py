@@ -1,4 +1,4 @@
-"""A profiler's file of SQLite, read as data that a stranger wrote: never written to, in bounded time."""
+"""A profiler's SQLite file, read as untrusted data: never written to, in bounded time."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class SqliteFile:
             # SQLite's own messages may hold damaged names.
             text = re.sub(r"[^\x20-\x7e]+", "?", str(error))[:120]
             raise BadInput(f"cannot be read as SQLite: {text}", where=self._source.name, hint=hint) from error
-        except MemoryError as error:  # SQLite says so of sizes that make no sense too
-            problem = "is damaged, or asks for more memory than there is"
+        except MemoryError as error:  # SQLite reports invalid sizes this way too
+            problem = "is damaged, or needs more memory than available"
             raise BadInput(problem, where=self._source.name) from error
         except OverflowError as error:
             raise BadInput("holds a number beyond 64 bits", where=self._source.name) from error
@@ -149,14 +149,14 @@ def has_table(source: ByteSource, sign: bytes, *tables: str) -> bool:
     if not source.head.startswith(MAGIC) or not source.can_restart:
         return False
     found = False
-    with suppress(BadInput), SqliteFile.opened(source) as file:  # what is damaged is not known to be ours
+    with suppress(BadInput), SqliteFile.opened(source) as file:  # a damaged file is not recognised
         found = any(table in file.tables for table in tables)
     source.restart()
     return found
 
 
 def json_object(value: object) -> dict[str, Any]:
-    """Return the object of a JSON text in a table, empty where it is none."""
+    """Return the JSON object in a text; empty if it is not one."""
     if not isinstance(value, str | bytes):
         return {}
     try:

@@ -39,7 +39,7 @@ class _Layer(Struct, frozen=True):
 
 
 class RecordedDevice(DeviceSeen, frozen=True, kw_only=True):
-    """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
+    """The device as our recorder writes it; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
     cores: int | None = None
@@ -79,7 +79,7 @@ class _Document(Struct, frozen=True):
     samples_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
-    work: WorkKind = "training"  # what these profilers are made for
+    work: WorkKind = "training"  # what these profilers were made for
     stepgrade: RecorderHead | None = None
 
 
@@ -95,7 +95,7 @@ def read(source: ByteSource) -> Part:
 
 
 def profile_from_json(text: bytes, name: str) -> Profile:
-    """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
+    """Return the profile in a JSON text from `name`; raise BadInput with the location of the problem."""
     document = decode_json(text, _Document)
     recorded = document.stepgrade or RecorderHead()
     steps = document.steps if document.steps is not None else document.steps_profiled
@@ -160,7 +160,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
                 recorded.notes_coded[:_MOST_NOTES]
                 or (Note("recorder", text) for text in recorded.notes[:_MOST_NOTES])
             ),
-            *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
+            *((Note("no_steps", "the profile has 0 steps"),) if steps == 0 else ()),
         ),
     )
     if recorded.sampled is None and not recorded.lines:
@@ -213,7 +213,7 @@ def _text(value: object) -> str | None:
 
 
 def contents_of(recorded: RecorderHead) -> dict[str, str]:
-    """Return what our recorder says of the run, in words."""
+    """Return a description of the recording in words."""
     loss = recorded.loss or {}
     parts = {
         "configuration": ", ".join(f"{name} {value}" for name, value in recorded.config.items()),

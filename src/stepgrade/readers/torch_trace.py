@@ -79,7 +79,7 @@ class _Metrics(Struct):
 
     @property
     def seconds(self) -> float:
-        """Return how long it took; versions say it in their own way, and backward passes in another."""
+        """Return how long it took; field names differ by version and pass."""
         durations = (
             self.entire_frame_compile_time_s,
             (self.duration_us or 0.0) / 1e6,
@@ -110,7 +110,7 @@ class _Record(Struct):
 
 
 class _Frame:
-    """What was seen of one frame so far."""
+    """One compiled frame so far."""
 
     def __init__(self) -> None:
         self.compiles: set[int] = set()
@@ -130,7 +130,7 @@ class _Frame:
             self.failure = _sentence(metrics.fail_reason)
 
     def add_guard(self, reason: str) -> None:
-        """Count a reason; those that differ in their numbers only are one."""
+        """Count a reason; reasons that differ only in numbers are merged."""
         kind = _NUMBERS.sub("#", reason)
         if kind in self.last_guard or len(self.last_guard) < _MOST_KINDS_OF_GUARDS:
             self.guards[kind] += 1
@@ -154,7 +154,7 @@ class _Frame:
 
 
 class _Seen:
-    """What was seen of the whole log so far."""
+    """The whole log so far."""
 
     def __init__(self) -> None:
         self.frames: dict[str, _Frame] = {}
@@ -190,7 +190,7 @@ class _Seen:
             record.frame_compile_id,
         )
         if metrics is not None and metrics.is_runtime:
-            return  # what running compiled code took: nothing was compiled
+            return  # the run time of compiled code, not a compilation
         seen = self.frames.setdefault(frame, _Frame())
         if metrics is not None:
             seen.add_metrics(metrics)
@@ -198,7 +198,7 @@ class _Seen:
             seen.compiles.add(number)
 
     def add_event(self, payload: str) -> None:
-        """Count a recording of a CUDA graph; other events tell nothing that is not told elsewhere."""
+        """Count a recording of a CUDA graph; other events are redundant."""
         if _GRAPH_RECORDED not in payload:
             return
         try:
@@ -227,8 +227,8 @@ def read(source: ByteSource) -> Part:
             raise TooLarge("has more compiled frames than memory allows", where=source.name)
     if not seen.records:
         raise BadInput(
-            "is a log of torch without anything that was compiled",
-            hint="give the files that TORCH_TRACE=directory makes",
+            "is a torch log without any compilation",
+            hint="pass the files that TORCH_TRACE=directory creates",
         )
     frames = sorted(
         (frame.row(name) for name, frame in seen.frames.items()), key=lambda row: (-row.ms, row.frame)

@@ -25,7 +25,7 @@ def read(source: ByteSource) -> Part:
 
 READER = Reader(
     name="xla_trace",
-    summary="Chrome traces of jax.profiler, where the XPlane file beside them is gone",
+    summary="Chrome traces of jax.profiler, without their XPlane file",
     recognises=recognises,
     read=read,
     kind="traces",

@@ -100,9 +100,9 @@ def test_a_real_log_is_read_as_it_is_by_hand(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("llmc_main_no_times.log.gz", "no time in any of them"),
-        ("olmo_wandb_export_no_times.csv", "no time in any of them"),
-        ("hf_trainer_state_mt5_7000steps.json", "no time in any of them"),
+        ("llmc_main_no_times.log.gz", "without times"),
+        ("olmo_wandb_export_no_times.csv", "without times"),
+        ("hf_trainer_state_mt5_7000steps.json", "without times"),
     ],
 )
 def test_steps_without_times_are_ungraded_with_the_reason(name: str, words: str) -> None:
@@ -115,7 +115,7 @@ def test_steps_without_times_are_ungraded_with_the_reason(name: str, words: str)
 def test_what_has_no_units_or_is_many_runs_is_refused_with_a_word(name: str) -> None:
     with pytest.raises(sg.StepgradeError) as caught:
         load(shared(LOGS) / name)
-    assert "stepgrade.toml" in str(caught.value) or "each of its rows is a run" in str(caught.value)
+    assert "stepgrade.toml" in str(caught.value) or "each row is a separate run" in str(caught.value)
 
 
 def _unpacked(archive: Path, to: Path) -> list[Path]:

@@ -440,7 +440,10 @@ def test_the_last_lines_of_a_log_with_whole_seconds_are_steps_and_no_idle_time()
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"user": "a", "assistant": "b"}\n{"user": "c", "assistant": null}\n', "an object to a line"),
+        (
+            '{"user": "a", "assistant": "b"}\n{"user": "c", "assistant": null}\n',
+            "JSON lines without a training step",
+        ),
         ("commit\ttokens_per_sec\tmfu_percent\tcommand\nabc\t5774\t24.12\t./train.sh\n", "table of runs"),
         ("step 5: loss 2.3, step_time 2.0s\nstep 6: loss 2.3, step_time 2.0s\n", "a training log"),
     ],

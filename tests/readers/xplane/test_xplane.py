@@ -173,7 +173,7 @@ def test_a_gzipped_file_and_a_directory_of_hosts_are_read(tmp_path: Path) -> Non
 def test_what_is_damaged_is_said(tmp_path: Path) -> None:
     whole = cpu_profile(steps=6)
     (trace,) = traces_of(whole[: int(len(whole) * 0.99)])
-    assert any("cut off" in doubt for doubt in trace.doubts)
+    assert any("truncated" in doubt for doubt in trace.doubts)
     with pytest.raises(BadInput, match="damaged"):
         traces_of(whole[:60])
     with pytest.raises(BadInput, match="without any operations"):

@@ -8,7 +8,7 @@ from stepgrade.readers.source import ByteSource
 
 
 def recognises(source: ByteSource) -> bool:
-    """Tell by the head; its first words decide whether it is worth a closer look."""
+    """Tell by the head; a few words decide whether to look closer."""
     if not any(word in source.head for word in (b'"ph"', b'"traceEvents"', b'"schemaVersion"')):
         return False
     from stepgrade.readers.kineto.categories import (  # slow to set up
@@ -25,7 +25,7 @@ def read(source: ByteSource) -> Part:
     from stepgrade.readers.kineto.reader import read_traces  # needs numpy
 
     if looks_like_aiu(source.head):
-        problem = "is a trace of IBM's Spyre (AIU) runtime: device events alone, without operations and steps"
+        problem = "is a trace of IBM's Spyre (AIU) runtime: device events only, without operations and steps"
         raise BadInput(problem, where=source.name, hint="record the run with torch.profiler as well")
 
     return Part(traces=one_by_one(read_traces(source)))

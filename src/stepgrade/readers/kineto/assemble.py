@@ -1,4 +1,4 @@
-"""Columns of a whole file into the traces of its ranks, in order of time and counted from one zero."""
+"""Columns of a whole file into the traces of its ranks, sorted by time and with a common zero."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MODELS: Final = {
     "memory": MemoryEvents,
     "counters": DeviceCounters,
 }
-# Columns that are places in what the whole file shares.
+# Columns that index tables shared by the whole file.
 _REFERENCES: Final = {
     "name": "strings",
     "thread": "threads",
@@ -55,7 +55,7 @@ _REFERENCES: Final = {
     "launch": "launches",
 }
 _BLOCK: Final = re.compile(rb"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
-# Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
+# Epoch times are above 10**18 ns; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
 PROFILER: Final = Profiler(
     format="kineto",
@@ -73,7 +73,7 @@ _COPY_WORDS: Final = (
 
 
 class FileFacts(Struct, frozen=True, kw_only=True):
-    """What is known of the file beside its events."""
+    """What is known about the file besides its events."""
 
     name: str
     header: Header
@@ -85,7 +85,7 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     """Return one trace for each rank that the file holds, in order; none if it holds no events."""
     columns = {name: _take_sorted(tables.tables[name]) for name in _MODELS}
-    # Functions that ran when recording began started long before it.
+    # Functions that were running when recording began started long before it.
     starts = [
         table["start_ns"].min()
         for name, table in columns.items()
@@ -98,7 +98,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         table["start_ns"] -= zero_ns
     found = {rank for table in columns.values() for rank in distinct(table["rank"]).tolist()}
     ranks = sorted(found - {NONE})
-    # Threads are told apart by their ids as text: 2021 wrote the same id as text and as a number.
+    # Threads are compared by their ids as text: traces of 2021 have the same id as text and as a number.
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     threads = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     for name in ("ops", "calls", "ranges", "frames", "memory"):
@@ -149,7 +149,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     }
     if len(ranks) < 2:
         return [Trace(rank=ranks[0] if ranks else header.rank, **shared, **_models(columns))]
-    # Sorted once, the rows of a rank are one behind the other.
+    # Sorted once, the rows of a rank are contiguous.
     for table in columns.values():
         by_rank = np.argsort(table["rank"], kind="stable")
         table.update({field: column[by_rank] for field, column in table.items()})
@@ -157,7 +157,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
 
 
 def _innermost(work: Columns) -> Columns:
-    """Return the rows that others inside them do not fill: what is filled is an operation, not a kernel."""
+    """Return the rows without those that nested rows mostly fill: operations, not kernels."""
     order = np.lexsort((-work["dur_ns"], work["start_ns"], work["device"]))
     ends = (work["start_ns"] + work["dur_ns"]).tolist()
     starts, devices, lengths = (work[name].tolist() for name in ("start_ns", "device", "dur_ns"))
@@ -174,7 +174,7 @@ def _innermost(work: Columns) -> Columns:
 
 
 def _models(columns: dict[str, Columns]) -> dict[str, Any]:
-    """Return the tables as the model has them."""
+    """Return the tables as model types."""
     return {
         name: model(**{field: columns[name][field] for field in model.__struct_fields__})
         for name, model in _MODELS.items()
@@ -182,7 +182,7 @@ def _models(columns: dict[str, Columns]) -> dict[str, Any]:
 
 
 def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return the tables of one rank, and what they refer to, without what only other ranks use."""
+    """Return the tables of one rank, and the shared entries that they use."""
     own: dict[str, Columns] = {}
     for name, table in columns.items():
         rows = slice(*np.searchsorted(table["rank"], (rank, rank + 1)))
@@ -200,7 +200,7 @@ def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> 
 
 
 def _take_sorted(table: EventTable) -> Columns:
-    """Take the columns out of a table, by start, longer first among equals, in 32 bits where they fit."""
+    """Take the columns out of a table, sorted by start, longer first, in 32 bits if they fit."""
     start_ns, dur_ns = table.take("start_ns"), table.take("dur_ns")
     order = order_by_start(start_ns, dur_ns)
     in_order = bool((np.diff(order) > 0).all())
@@ -219,7 +219,7 @@ def launch_of(
     shared: float | None = None,
     block: bytes = b"",
 ) -> KernelLaunch:
-    """Return how a kernel was launched. It ran: an occupancy of 0 is one that Kineto could not work out."""
+    """Return how a kernel was launched. An occupancy of 0 means that Kineto could not compute it."""
     sound = [
         None if value is None or not 0 < value < 1 << 40 else value
         for value in (occupancy, blocks, registers)

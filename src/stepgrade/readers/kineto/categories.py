@@ -8,16 +8,16 @@ from typing import Final
 
 from msgspec import Raw
 
-# 2020 and 2021 wrote capitalised names; the lower-case ones are of 2022 and later.
+# Names are capitalised in 2020 and 2021, lower-case from 2022 on.
 OPERATOR_CATEGORY = "Operator"
 OPERATOR_RANGES = "Operator (range)"  # ours: annotations were operators too before 2022
 OP_CATEGORIES = ("cpu_op", OPERATOR_CATEGORY)
-# Ours, for what torch_npu writes of Ascend's devices and of their runtime without a category.
+# Our own, for Ascend device and runtime events that torch_npu writes without a category.
 NPU_KERNELS, NPU_CALLS = "npu_kernel", "npu_runtime"
-NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel, whose id is when that starts
-# The processes of the autograd profiler's own export, where Kineto is not built in.
+NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel; the id is the kernel's start time
+# The processes of the autograd profiler's own export, without Kineto.
 LEGACY_HOST, LEGACY_DEVICE = "CPU functions", "CUDA functions"
-LEGACY_KERNELS = "CUDA functions"  # times of operations on the device, one inside the other
+LEGACY_KERNELS = "CUDA functions"  # nested times of operations on the device
 CALL_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
@@ -80,7 +80,7 @@ _WAIT_OF_MTIA = re.compile(
     r"(event|semaphore|stream|barrier|fence)[ _-]?wait\b|wait[ _-]?(for[ _-])?(event|semaphore)", re.I
 )
 MODULE_PREFIX = "nn.Module: "
-# Before 2022 an annotation was an `Operator` like any other; these are the ones that PyTorch itself makes.
+# Before 2022 an annotation was an `Operator` like any other; these are PyTorch's own.
 _ANNOTATION_PREFIXES = (
     "ProfilerStep#",
     "Optimizer.",
@@ -105,14 +105,14 @@ def is_allocation(name: str, ph: str) -> bool:
 
 
 def is_wait_of_mtia(name: str) -> bool:
-    """Tell whether what MTIA lists with its kernels is a queue that waits for another: no work."""
+    """Tell whether an MTIA kernel event is only a queue waiting for another."""
     return _WAIT_OF_MTIA.match(name) is not None
 
 
 def npu_category(name: str, task: object) -> str | None:
-    """Return the category of an event of torch_npu that has none; None for what is no work.
+    """Return the category of an event of torch_npu that has none; None if it is not work.
 
-    What runs on the device has a type of task; waiting for another stream is one too.
+    Device work has a task type, and so does waiting for another stream.
     """
     if name.startswith("AscendCL@"):
         return NPU_CALLS
@@ -122,14 +122,14 @@ def npu_category(name: str, task: object) -> str | None:
 
 
 def uncategorised(name: str, pid: object, task: object) -> str | None:
-    """Return the category of an event that has none; None for what is no work."""
+    """Return the category of an event that has none; None if it is not work."""
     return legacy_category(name, pid) or npu_category(name, task)
 
 
 def legacy_category(name: str, pid: object) -> str | None:
-    """Return the category of an event of the autograd profiler, which knows two processes and no categories.
+    """Return the category of an event of the autograd profiler, which has two processes and no categories.
 
-    Its annotations look like operations of before 2022; autograd's nodes have no namespace either.
+    Its annotations look like operations before 2022; autograd's nodes have no namespace either.
     """
     if pid == LEGACY_HOST:
         return OP_CATEGORIES[0] if "::" in name or _AUTOGRAD_NODE.search(name) else OPERATOR_RANGES
@@ -139,7 +139,7 @@ def legacy_category(name: str, pid: object) -> str | None:
 def era_name(
     *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
 ) -> str:
-    """Name the era of a file by what it holds; traces never say which PyTorch wrote them."""
+    """Name the era of a file by its content; traces do not record the PyTorch version."""
     header, seen = set(keys), set(categories)
     capitalised = seen & {OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"}
     rules = (

@@ -32,7 +32,7 @@ _EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|arg
 _ARRAY_END: Final = re.compile(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
 _GAP: Final = re.compile(rb"[\s,\0]*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
-# What Windows' paths are where the writer did not escape them: no escape of JSON begins so.
+# Unescaped Windows paths: not a valid JSON escape.
 _BARE_BACKSLASH: Final = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
 _BACKSLASH: Final = re.compile(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
 # Up to the next key of an event: some versions of PyTorch do not escape the quotes in the name of a frame.
@@ -46,7 +46,7 @@ _LONG_VALUE: Final = 1 << 16
 
 
 class Losses(Struct):
-    """Events left out, by reason, each with the place in the text of its first one."""
+    """Events left out, by reason, each with the offset of the first."""
 
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Losses(Struct):
         self.first[reason] = min(offset, self.first.get(reason, offset))
 
     def merge(self, other: Losses) -> None:
-        """Add what another reader lost."""
+        """Add another reader's losses."""
         for reason, count in other.counts.items():
             self.add(reason, other.first[reason], count)
 
@@ -83,7 +83,7 @@ class ChunkReader:
     def read(self, chunk: memoryview, offset: int) -> None:
         """Add a JSON array of events; `offset` is where the text after its bracket begins.
 
-        Raise TooLarge once what was read takes more memory than it may.
+        Raise TooLarge once the events read exceed the memory limit.
         """
         check(self.tables.memory_bytes, self._most_bytes)
         try:
@@ -103,7 +103,7 @@ class ChunkReader:
                 self.read_pieces(text, offset)
 
     def read_pieces(self, text: bytes, offset: int) -> None:
-        """Add what is intact of `text`; set `end` to the place where the array of events closes in it."""
+        """Add what is intact of `text`; set `end` to the offset where the array of events closes."""
         events: list[Event] = []
         if _BARE_BACKSLASH.search(text):
             text = with_slashes(text)
@@ -147,7 +147,7 @@ def with_slashes(text: bytes) -> bytes:
 
 
 def _with_single_quotes(event: bytes) -> bytes:
-    """Return an event that is not valid JSON with the double quotes within its name as single ones."""
+    """Return a broken event with the double quotes inside its name replaced by single quotes."""
     name = _NAME.match(event, max(0, event.find(b'"name"')))
     if name is None:
         return event
@@ -170,7 +170,7 @@ class _Pieces:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        # One character a byte, so that places in both are the same.
+        # One character per byte, so that offsets in both are equal.
         self._characters = text.decode("latin-1")
         self._patience = _MOST_READINGS * len(text)
         self._next: dict[re.Pattern[bytes], int] = {}

@@ -29,11 +29,11 @@ from stepgrade.readers.kineto.categories import (
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
-# What a decoder may raise on a stranger's bytes; RecursionError is how deep nesting shows.
+# What a decoder may raise on foreign bytes; deep nesting raises RecursionError.
 DECODE_ERRORS: Final = (ValueError, msgspec.MsgspecError, RecursionError)
 
 
-# Any JSON value: other writers put ids into texts, floats or null. Whoever uses one checks what it is.
+# Any JSON value: some writers store ids as text, float or null. Check before use.
 Json: TypeAlias = object
 
 
@@ -108,7 +108,7 @@ class TextTimedEvent(Event, gc=False):
 
 
 class LooseEvent(Struct, gc=False):
-    """An event whose fields are left as text, to take what is sound of it."""
+    """An event whose fields are left as text, to recover the valid ones."""
 
     ph: Raw = _NO_TEXT
     cat: Raw = _NO_TEXT
@@ -124,7 +124,7 @@ class LooseEvent(Struct, gc=False):
 decode_events = json_decoder(list[Event]).decode
 decode_text_timed = json_decoder(list[TextTimedEvent]).decode
 decode_loosely = json_decoder(LooseEvent).decode
-# Only where a value ends is asked: numbers are not made, they could have a million digits.
+# Only finds where a value ends; numbers are not converted, since they may have a million digits.
 scan_value = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _decode_text = json_decoder(str).decode
 _decode_any = msgspec.json.decode
@@ -132,7 +132,7 @@ _decode_args = json_decoder(Args).decode
 
 
 class Unusable(ValueError):
-    """An event that we would use, if only its times made sense; the text says what is wrong."""
+    """An event with an invalid time; the text is the reason."""
 
 
 def repair(loose: LooseEvent) -> Event | None:
@@ -147,7 +147,7 @@ def repair(loose: LooseEvent) -> Event | None:
         args=_decoded(_decode_args, loose.args, _NO_ARGS),
     )
     if event.ph == "M":
-        event.cat = ""  # it names a thread, whatever else it says it is
+        event.cat = ""  # it names a thread, whatever its category
         return event
     is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
     is_known = uncategorised(event.name, event.pid, event.args.task) is not None
@@ -190,7 +190,7 @@ class NeedsText(Exception):
     """The numbers of this trace cannot be exact as doubles: read them as text."""
 
 
-# Turns the times of many events into nanoseconds, in the order given, or raises ValueError for the lot.
+# Converts the times of many events into nanoseconds, or raises ValueError for all of them.
 Clock: TypeAlias = Callable[[Sequence[Json]], Longs]
 
 
@@ -220,14 +220,14 @@ def from_texts(values: Sequence[Json]) -> Longs:
 
 
 def from_ns(values: Sequence[Json]) -> Longs:
-    """Return nanoseconds that were already checked one by one."""
+    """Return nanoseconds that were already checked."""
     return np.array(values, dtype=np.int64)
 
 
 def text_ns(text: bytes) -> int:
     """Return a JSON number of microseconds as nanoseconds, rounded half to even past three decimals.
 
-    It may stand in quotes.
+    It may be quoted.
     """
     text = text.strip(b'"')
     plain = _PLAIN.fullmatch(text)

@@ -20,7 +20,7 @@ _MOST_TRIES: Final = 32  # bounds the time that a hostile text can take
 _BOM: Final = b"\xef\xbb\xbf"
 _EVENTS_KEY: Final = b'"traceEvents":'
 _EVENTS: Final = re.compile(rb'"traceEvents"\s{0,99}:\s{0,99}\[')
-_LONGEST_KEY: Final = 220  # that of the events with its colon and bracket
+_LONGEST_KEY: Final = 220  # the events' key with its colon and bracket
 _SPACE: Final = b" \t\r\n\v\f"
 _SPACES: Final = re.compile(rb"\s*+")
 _MARK: Final = re.compile(rb'["{}\[\]]')
@@ -73,7 +73,7 @@ _decode = json_decoder(_Header).decode
 
 
 class Head(NamedTuple):
-    """Where the events begin: the keys before them, and the text of theirs that was already read."""
+    """Where the events begin: the keys before them, and the event text already read."""
 
     keys: dict[str, object]
     is_list: bool
@@ -112,7 +112,7 @@ def read_head(source: ByteSource) -> Head:
 
 
 class _Outermost:
-    """Follows the brackets of a growing text, each byte once, to the array of events in the first object."""
+    """Tracks the brackets of a growing text to find the array of events in the first object."""
 
     def __init__(self, text: bytearray) -> None:
         self._text = text
@@ -195,7 +195,7 @@ def _cut_keys(body: bytes) -> tuple[dict[str, object], str]:
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What the top level says, with checked types."""
+    """The top-level keys, with checked types."""
 
     base_ns: int | None
     rank: int | None
@@ -245,7 +245,7 @@ def header_of(keys: dict[str, object]) -> Header:
 
 
 def sm_limits(properties: dict[str, object]) -> SmLimits | None:
-    """Return what a multiprocessor holds; None where something is missing, as on ROCm."""
+    """Return the limits of a multiprocessor; None if one is missing, as on ROCm."""
     names = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor")
     threads, registers, shared = (whole(properties.get(name)) for name in names)
     if not threads or not registers or not shared:

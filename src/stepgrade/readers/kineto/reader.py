@@ -23,14 +23,14 @@ _MOST_PROCESSES: Final = 4
 
 
 def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]:
-    """Return a trace for each rank that the file holds: one, but for merged files.
+    """Return a trace for each rank that the file holds: one, except for merged files.
 
-    `processes` is how many may read at once; by default as many as the size of the file is worth.
+    `processes` is how many may read at once; the default depends on the file's size.
     """
     if processes is None:
         processes = 1
         if os.name == "posix" and sys.executable and source.can_restart:
-            # In the time that a process takes to start, another reads about 50 MB.
+            # A process reads about 50 MB in the time that another takes to start.
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             worth = source.expected_text_bytes // _BYTES_WORTH_A_PROCESS
             processes = max(1, min(cores, _MOST_PROCESSES, worth))
@@ -41,8 +41,8 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
         reader, facts = _read_file(source, 1)
     traces = assemble(reader.tables, facts)
     if processes > 1:
-        # Give what reading took back to the system: the allocator keeps a third of it otherwise.
-        # Linux can be asked for it; where it cannot, or where Python came without ctypes, nothing is lost.
+        # Return freed memory to the system: the allocator would keep a third of it.
+        # Only Linux supports this; elsewhere, or without ctypes, nothing is lost.
         with suppress(ImportError, OSError, TypeError, AttributeError):
             import ctypes  # small traces should not wait for it
 

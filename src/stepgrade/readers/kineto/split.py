@@ -34,7 +34,7 @@ class Slots:
 
 
 class WorkerLost(Exception):
-    """A worker went away or has read past the end: everything must be read again without workers."""
+    """A worker died or read past the end: everything must be read again without workers."""
 
 
 class Chunk(NamedTuple):
@@ -77,7 +77,7 @@ class Splitter:
         self._slots = slots
         self._carry = b""
         self._edge = b""
-        self._joint = b""  # what lies between the last chunk given out and the carry
+        self._joint = b""  # text between the last chunk and the carry
         self.offset = offset  # where in the text the next chunk, or the rest, begins
         self.rest = b""
 
@@ -127,7 +127,7 @@ class Splitter:
     def _find_cut(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int | None:
         """Return where the last edge between `low` and `high` begins."""
         cut = self._rfind(buffer, low, high)
-        # The pattern is slow where nothing ends: zeros, or the text of one value that has no end.
+        # The pattern is slow on text without edges: zeros, or one endless value.
         if cut is None and buffer.find(b"}", low, high) >= 0:
             self._edge = learn_edge(bytes(memoryview(buffer)[low:high])) or self._edge
             cut = self._rfind(buffer, low, high)
@@ -147,7 +147,7 @@ class Splitter:
         return chunk
 
     def _long_chunk(self, text: bytes) -> Chunk | None:
-        """Read on until an edge is found; what is longer than any event is let go, but for its end."""
+        """Read on until an edge is found; text longer than any event is dropped, except its end."""
         self._carry = b""
         grown = bytearray(b"[" + text)
         while block := self._read_block():

@@ -1,4 +1,4 @@
-"""Events of one chunk, sorted by what they are and laid into columns that grow chunk by chunk."""
+"""Events of one chunk, sorted by kind into columns that grow chunk by chunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepgrade.readers.kineto.decode import Args, Clock, Event, Json, from_ns
 
 Key = TypeVar("Key")
 BLOCK_ROWS: Final = 1 << 18
-LONG_FRAME_US: Final = 100.0  # frames of libraries that are shorter explain no wait
+LONG_FRAME_US: Final = 100.0  # shorter library frames explain no wait
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
@@ -39,7 +39,7 @@ _RANGE_KINDS: Final = (
 )
 _WORK_KINDS: Final = (
     (DeviceEvent.KERNEL, categories.KERNEL_CATEGORIES),
-    # Which way a copy goes is in the name: looked up at the end.
+    # The direction of a copy is in its name, looked up at the end.
     (DeviceEvent.COPY_OTHER, categories.COPY_CATEGORIES),
     (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
@@ -148,7 +148,7 @@ class Tables:
 
     @property
     def memory_bytes(self) -> int:
-        """Return how much memory what was read may take until the result is written."""
+        """Return an upper bound of the memory used until the result is written."""
         rows = sum(table.row_count for table in self.tables.values())
         others: tuple[Sized, ...] = (
             self.threads,
@@ -253,7 +253,7 @@ class Tables:
         }
         threads = self._threads(host)
         if any(arg.task is not None for arg in parts["work"]):
-            # The flow that leads to a kernel of an NPU is called by when the kernel starts.
+            # The flow to an NPU kernel has the kernel's start time as its id.
             ids = np.frombuffer(own["work"]["correlation"], dtype=np.int64)
             is_npu = np.array([arg.task is not None for arg in parts["work"]])
             own["work"]["correlation"] = np.where(is_npu, common["start_ns"][rows.parts["work"]], ids)
@@ -315,9 +315,9 @@ class Tables:
         return array("i", map(self.threads.__getitem__, zip(processes, threads, strict=True)))
 
     def _rank_column(self, events: Events, args: Sequence[Args]) -> array[int]:
-        """Return the rank of each event of a merged file; those that do not say have their process's."""
+        """Return the rank of each event of a merged file, by default its process's."""
         if args[0].rank == NONE == args[-1].rank and not self.pid_ranks:
-            # Whoever merges files writes the rank into every event, so two of them tell.
+            # Merging tools write the rank into every event, so checking two is enough.
             return array("i", [NONE]) * len(args)
         whole = small(np.frombuffer(longs([arg.rank for arg in args]), dtype=np.int64)).tolist()
         ranked = zip(events, whole, strict=True)
@@ -325,11 +325,11 @@ class Tables:
         return array("i", [self.pid_ranks.get(event.pid, NONE) for event in events])
 
     def _launch_column(self, args: Sequence[Args]) -> array[int]:
-        """Return how each kernel was launched; the texts of strangers are no figures, and count as none."""
+        """Return how each kernel was launched; values that are not numbers count as missing."""
         launches = [
             (arg.occupancy, arg.blocks_per_sm, arg.registers)
             if arg.occupancy != 0
-            # The occupancy can be worked out from these.
+            # The occupancy can be computed from these.
             else (0, arg.blocks_per_sm, arg.registers, arg.shared, bytes(arg.block)[:_LONGEST_BLOCK])
             for arg in args
         ]
@@ -371,7 +371,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(by_category: Sorted, long_frame: float) -> _Rows:
-    """Return the rows of a chunk; of Python frames modules, the user's own, and those that last so long."""
+    """Return the rows of a chunk; Python frames are kept if they are modules, the user's, or long."""
     modules: list[Event] = []
     frames: list[Event] = []
     for frame in _pick(by_category, categories.FRAME_CATEGORIES):
@@ -403,7 +403,7 @@ def _rows(by_category: Sorted, long_frame: float) -> _Rows:
 
 
 def _length(dur: object) -> float:
-    """Return a duration as the event has it, a number or the text of one; 0 where it is neither."""
+    """Return a duration in the event's unit; 0 if it is not a number."""
     if isinstance(dur, int | float):
         return float(dur)
     with suppress(TypeError, ValueError):
@@ -412,7 +412,7 @@ def _length(dur: object) -> float:
 
 
 def _sort_by_name(by_category: Sorted) -> None:
-    """Put events where they belong that have no category, or whose category holds other things too.
+    """Categorise events that have no category or an ambiguous one.
 
     The launches of torch_npu become calls.
     """
@@ -426,7 +426,7 @@ def _sort_by_name(by_category: Sorted) -> None:
         if category is not None:
             by_category.setdefault(category, []).append(event)
             if category == categories.NPU_CALLS and isinstance(event.pid, int):
-                event.pid //= 100  # the threads of the process, shown as those of another one
+                event.pid //= 100  # threads of this process, shown under another one
     for event in by_category.get(categories.NPU_LAUNCHES, ()):
         if event.ph == "s":
             event.dur = Raw(b"0") if isinstance(event.ts, Raw) else 0
@@ -457,7 +457,7 @@ def _count(value: object) -> int | None:
 
 
 def split_inputs(joined: bytes) -> Inputs | None:
-    """Return the inputs out of one key of `Tables.inputs`; None where an operation recorded none."""
+    """Return the inputs out of one key of `Tables.inputs`; None if none were recorded."""
     *parts, backend = joined.split(_SEAM)
     dims, dims_old, types, concrete, strides = (part or b"[]" for part in parts)
     if dims == b"[]":
@@ -469,7 +469,7 @@ def split_inputs(joined: bytes) -> Inputs | None:
 
 
 def longs(values: Sequence[Json]) -> array[int]:
-    """Return ids as 64-bit integers, NONE where a value is not one."""
+    """Return ids as 64-bit integers; NONE for other values."""
     try:
         return array("q", cast("Sequence[int]", values))  # which checks them
     except (TypeError, OverflowError):
@@ -500,7 +500,7 @@ def _whole(value: object) -> int:
 
 
 def filled(values: array[int], spare: Callable[[int], Json]) -> Longs:
-    """Return `values` with what `spare` says of a row where the event itself does not say."""
+    """Return `values` with missing rows filled by `spare`."""
     ids = np.frombuffer(values, dtype=np.int64)
     rows = np.flatnonzero(ids == NONE)
     if len(rows):

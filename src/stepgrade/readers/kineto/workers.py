@@ -38,7 +38,7 @@ COLUMNS: Final = 254
 
 
 class Findings(Struct, kw_only=True):
-    """What a worker found besides its columns."""
+    """What a worker returns besides its columns."""
 
     strings: list[str]
     threads: list[tuple[Json, Json]]
@@ -80,7 +80,7 @@ class Worker:
         self._slots_held = 0
 
     def offer(self, chunk: Chunk, slots: Slots) -> bool:
-        """Hand a chunk over if the worker is free to take it; slots that it has read become free."""
+        """Hand a chunk over if the worker is free; release the slots that it has read."""
         self._collect(slots)
         if not self._is_ready or self._slots_held == SLOTS_EACH or chunk.slot is None:
             return False
@@ -132,9 +132,9 @@ class Worker:
 
 
 def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
-    """Add what a worker found; its numbers of strings, threads and the like become ours."""
+    """Add a worker's findings; its string and thread ids are mapped to ours."""
     tables = reader.tables
-    # NONE (-1) finds itself at the end.
+    # NONE (-1) indexes the last entry.
     ours: dict[str, Ids] = {
         name: np.array([*numbers, NONE], dtype=np.int32)
         for name, numbers in (
@@ -166,7 +166,7 @@ def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
 def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
     """Start a worker for each process but ourselves, and the slots that all share; `stack` ends them.
 
-    A worker for whose part `most_bytes` of memory are not enough goes away.
+    A worker that would exceed `most_bytes` of memory exits.
     """
     count = 1 + SLOTS_EACH * (processes - 1)
     if hasattr(os, "memfd_create"):
@@ -184,7 +184,7 @@ def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[Slots, lis
 
 
 def main() -> None:
-    """Read chunks as a worker until the parent asks for the columns, or until the parent is gone."""
+    """Read chunks as a worker until the parent asks for the columns, or until the parent exits."""
     slots_file, count, slot_bytes, most_bytes = map(int, sys.argv[1:5])
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     slots = memoryview(mmap.mmap(slots_file, count * slot_bytes))

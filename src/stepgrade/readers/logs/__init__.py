@@ -1,1 +1,1 @@
-"""Training logs and metric files: what each framework prints, and what that makes of a run."""
+"""Training logs and metric files: what each framework prints, and the run that it describes."""

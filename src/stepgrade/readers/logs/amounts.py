@@ -1,4 +1,4 @@
-"""What a logged run worked on: devices, tokens and samples of a step, memory."""
+"""Quantities of a logged run: devices, tokens and samples per step, memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.order import Table
 from stepgrade.readers.logs.paces import Paces, middle_of
 
-# What is printed with few digits agrees to this with batch times sequence.
+# Figures printed with few digits agree with batch x sequence to this.
 _SAME_TOKENS = 0.02
 
 
 def world_size(header: LogHeader, ranks: int = 1) -> int | None:
-    """Return how many devices trained, by what the log says first; None where nothing does."""
+    """Return how many devices trained; None if the log does not say."""
     printed = header.whole("global_num_gpus", "world_size", "world")
     micro, rank = header.numbers.get("micro_tokens"), header.numbers.get("rank_tokens")
     if micro and rank:
@@ -30,7 +30,7 @@ def world_size(header: LogHeader, ranks: int = 1) -> int | None:
 
 
 def world_by_rates(table: Table, paces: Paces | None = None) -> int | None:
-    """Return how many devices there are by a rate of all of them beside that of one; None where none fits."""
+    """Return how many devices there are by the ratio of total and per-device rates; None without one."""
     each, together = table.get("tok_s_device"), table.get("tok_s")
     with np.errstate(all="ignore"):  # what is not finite is left out of the middle
         if together is None and paces is not None and "tokens" in table:
@@ -51,7 +51,7 @@ def device_of(header: LogHeader) -> DeviceSeen | None:
 
 
 def printed_tokens(table: Table, header: LogHeader) -> float | None:
-    """Return the tokens of one step of all devices, as the log says them outright."""
+    """Return the tokens per step over all devices, if the log prints them."""
     if "step_tokens" in table and (middle := middle_of(table["step_tokens"])) is not None:
         return middle
     if printed := header.numbers.get("step_tokens"):
@@ -65,7 +65,7 @@ def printed_tokens(table: Table, header: LogHeader) -> float | None:
 def tokens_per_step(
     table: Table, header: LogHeader, paces: Paces, world: int | None, printed: float | None
 ) -> float | None:
-    """Return the tokens of a step of all devices: as counted, else by rate and time, else as the log says."""
+    """Return the tokens per step over all devices: as counted, else by rate and time, else as printed."""
     counted = _gained(table, "tokens", paces)
     if counted is not None:
         return counted
@@ -80,7 +80,7 @@ def tokens_per_step(
 
 
 def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | None:
-    """Return the samples of a step of all devices."""
+    """Return the samples per step over all devices."""
     if "step_samples" in table and (middle := middle_of(table["step_samples"])) is not None:
         return middle
     if printed := header.whole("global_batch_size", "train_batch_size"):
@@ -90,15 +90,15 @@ def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | N
 
 
 def _gained(table: Table, name: str, paces: Paces) -> float | None:
-    """Return by how much a count that only grows does so in a step."""
+    """Return the increase per step of a cumulative count."""
     if name not in table:
         return None
-    known = np.isfinite(table[name])  # which lines of one kind alone may tell
+    known = np.isfinite(table[name])  # only some lines may have it
     return middle_of(np.diff(table[name][known]) / np.maximum(np.diff(np.cumsum(paces.count)[known]), 1.0))
 
 
 def peak_memory(table: Table, header: LogHeader) -> float | None:
-    """Return the most memory of a device that the log tells of."""
+    """Return the highest device memory in the log."""
     known = table["memory_bytes"] if "memory_bytes" in table else np.zeros(0)
     known = known[np.isfinite(known) & (known > 0.0)]
     return float(known.max()) if len(known) else header.numbers.get("peak_bytes")

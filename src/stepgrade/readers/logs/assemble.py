@@ -1,4 +1,4 @@
-"""From the lines of a log to a profile: step times, throughput, costs, wall time, and what they rest on."""
+"""From the lines of a log to a profile: step times, throughput, costs, wall time, with their basis."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from stepgrade.readers.logs.scan import Rows, ScannedLog
 from stepgrade.readers.logs.values import clock_kind
 from stepgrade.units import show_count, show_ms
 
-# A first line this much slower than the others holds the start of the run.
+# A first line this much slower than the others includes start-up.
 _SLOW_START = 1.3
-# A line this much faster among the first was written before its step was done.
+# An early line this much faster was printed before its step finished.
 _DISPATCHED = 0.25
 _FIRST_LINES = 5
-# A line this much slower, with an evaluation or a checkpoint before it, is not of steps alone.
+# A line this much slower, after an evaluation or a checkpoint, includes that pause.
 _PAUSED = 1.05
-_MOST_SHARE = 1.5  # of the peak; what is larger is in per cent
-# From this share of the last losses on, a run has diverged.
+_MOST_SHARE = 1.5  # of the peak; larger values are percentages
+# A run has diverged if this share of its last losses is not finite.
 _TAIL = 0.1
 _BESIDE = ("tokens", "memory_bytes", "tok_s_device", "tflops_device")
 _TIME_COLUMNS = ("step_s", "interval_s", "line_s", "bare_s", "steps_s", "elapsed_s", "time")
 
 
 def best_rows(scanned: ScannedLog) -> Rows | None:
-    """Return the step lines that tell most: with times before those without, then the most precise."""
+    """Return the most informative step lines: those with times first, then the most precise."""
 
     def worth(rows: Rows) -> tuple[bool, bool, int, int]:
         columns = rows.columns
@@ -64,9 +64,9 @@ def best_rows(scanned: ScannedLog) -> Rows | None:
 
 
 def add_from_other_dialects(table: Table, scanned: ScannedLog, rows: Rows) -> None:
-    """Add what lines of other dialects say that have no number of a step: those of the last step before them.
+    """Add columns of other dialects' lines without a step number to the last step before them.
 
-    The Trainer's dicts stand beside a progress bar, Megatron-Bridge's utilisation beside Megatron's line.
+    The Trainer's dicts come with a progress bar, Megatron-Bridge's utilisation with Megatron's line.
     """
     for other in scanned.rows:
         if other is rows or "step" in other.columns or not len(table["at"]):
@@ -81,7 +81,7 @@ def add_from_other_dialects(table: Table, scanned: ScannedLog, rows: Rows) -> No
 
 
 class LoggedSteps(Struct, frozen=True, kw_only=True):
-    """The step lines that tell most, put in order and timed."""
+    """The most informative step lines, ordered and timed."""
 
     dialect: Dialect
     table: Table
@@ -93,7 +93,7 @@ class LoggedSteps(Struct, frozen=True, kw_only=True):
 
 
 def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
-    """Return the steps of the run that a log tells of, the last one of several; None without any step."""
+    """Return the steps of the last run in a log; None without any step."""
     rows = best_rows(scanned)
     if rows is None:
         return None
@@ -124,12 +124,12 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         *paces.notes,
     ]
     if runs > 1:
-        notes.append(Note("last_of_several", f"the log holds {runs} runs: this is the last one"))
+        notes.append(Note("last_of_several", f"the log holds {runs} runs; this is the last"))
     if ranks > 1:
-        text = f"{ranks} ranks wrote to the log: the lines of one of them are read"
+        text = f"{ranks} ranks wrote to the log; the lines of one are read"
         notes.append(Note("ranks_in_log", text))
     if rows.stride > 1:
-        text = f"of {show_count(rows.seen)} step lines one of {rows.stride} was read in full"
+        text = f"of {show_count(rows.seen)} step lines, one in {rows.stride} was read in full"
         notes.append(Note("lines_sampled", text))
     return LoggedSteps(
         dialect=dialect,
@@ -143,7 +143,7 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
 
 
 def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) -> Profile | None:
-    """Return the run that a log tells of; None where it holds no step."""
+    """Return the run in a log; None if it has no step."""
     logged = logged_steps(scanned)
     if logged is None or not np.isfinite(logged.paces.step_s).any():
         found = _from_totals(scanned, name) or rates_alone(scanned, name)
@@ -188,7 +188,7 @@ def _recorded(header: LogHeader) -> Recorded:
 
 
 def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> RunFacts:
-    """Return what the log says of the model, and of its own efficiency."""
+    """Return what the log says about the model and its own efficiency."""
     dialect, table, numbers = logged.dialect, logged.table, header.numbers
     recomputes = header.arguments.get(dialect.recompute_argument or "") == "True"
     counts_recompute = dialect.printed_is == "hfu" or recomputes
@@ -197,7 +197,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         arguments["padded_vocab_size"] = str(padded)
     flops, mfu = numbers.get("flops_per_token"), _late_median(table, "mfu")
     if mfu is not None and mfu > _MOST_SHARE:
-        mfu /= 100.0  # metric files have shares and per cents under the same name
+        mfu /= 100.0  # metric files have fractions and percentages under the same name
     device_flops = numbers.get("device_step_flops")
     if flops is None and device_flops and tokens:
         flops = device_flops * (logged.world or 1) / tokens
@@ -221,7 +221,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
 
 
 def _late_median(table: Table, name: str) -> float | None:
-    """Return the median of what is printed once the run is warm."""
+    """Return the median after warm-up."""
     if name not in table:
         return None
     rows = len(table["step"])
@@ -235,7 +235,7 @@ def _is_known(columns: dict[str, array[float]], name: str) -> bool:
 
 
 def last_run(table: Table, attempts: list[int], header: LogHeader) -> tuple[Table, list[int], int]:
-    """Return the last of several runs in one log: one that begins anew after the one before was done."""
+    """Return the last of several runs in one log: one that starts over after the previous one finished."""
     steps, totals = table["step"], table.get("total")
     total = header.whole("total_steps")
     first, runs = 0, 1
@@ -263,7 +263,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     usual = float(np.nanmedian(paces.step_s))
     begun = set(attempts)
     for reason in reasons:
-        # A run that goes on with the next step shows only in its pause and in what is printed.
+        # A run that resumes with the next step shows only as a pause and in the text.
         row = reason.row
         is_late = paces.wall_s[row] > 3.0 * usual * paces.count[row]
         if row and reason.kind == "restart" and is_late:
@@ -280,7 +280,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     wall = np.nan_to_num(paces.wall_s, nan=0.0)
     step_s = np.where(np.isfinite(paces.step_s), paces.step_s, wall / paces.count)
     for reason in reasons if paces.is_mean else ():
-        # A pause whose length the log prints, inside the time that it gives for the steps of its line.
+        # A pause whose printed length is included in the printed step time of its line.
         row, paused = reason.row, reason.seconds or 0.0
         inside = float(step_s[row] * paces.count[row]) - (float(wall[row]) - paused)
         if paused and inside > paused / 2.0 and paused < float(step_s[row] * paces.count[row]):
@@ -306,29 +306,25 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
 
 
 def samples_of(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
-    """Return the seconds of one step of every row that holds no pause, and the rows' numbers of steps."""
+    """Return the step time of every row without a pause, and the rows' step counts."""
     samples, counts = np.array(log.step_s), np.array(log.count)
     notes: list[Note] = []
     usable = samples > 0.0
     middle = float(np.median(samples[1:][usable[1:]])) if usable[1:].any() else 0.0
     starts = [row for row in log.attempts if middle and samples[row] > _SLOW_START * middle]
     usable[starts] = False
-    if log.is_mean:  # the time of a pause that the log explains is in that of its steps
+    if log.is_mean:  # an explained pause is included in the time of its steps
         paused = [reason.row for reason in log.reasons if samples[reason.row] > _PAUSED * middle]
         usable[paused] = False
     if starts and starts[0] == 0:
-        text = (
-            f"the first line, {show_ms(samples[0] * 1e3)} a step, holds the start of the run and is left out"
-        )
+        text = f"the first line ({show_ms(samples[0] * 1e3)} per step) includes start-up and is left out"
         notes.append(Note("start_left_out", text))
     dispatched = [
         row for row in range(min(_FIRST_LINES, len(samples))) if 0.0 < samples[row] < _DISPATCHED * middle
     ]
     if dispatched:
         usable[dispatched] = False
-        text = (
-            f"{len(dispatched)} of the first lines were written before their step was done, and are left out"
-        )
+        text = f"{len(dispatched)} of the first lines were printed before their step finished; left out"
         notes.append(Note("dispatched", text))
     if not usable.any():
         return samples, counts, []
@@ -336,7 +332,7 @@ def samples_of(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
 
 
 def _losses(scanned: ScannedLog, logged: LoggedSteps) -> tuple[Note, ...]:
-    """Say where the loss is no number: a run that diverged is not a fast run."""
+    """Return warnings about losses that are not finite: a diverged run is not a fast run."""
     losses, steps = logged.table.get("loss"), logged.table["step"]
     if losses is None:
         with_loss = [rows.columns["loss"] for rows in scanned.rows if "loss" in rows.columns]
@@ -351,13 +347,15 @@ def _losses(scanned: ScannedLog, logged: LoggedSteps) -> tuple[Note, ...]:
     tail = max(1, int(_TAIL * len(bad)))
     where = f" from step {steps[first]:,.0f}" if len(steps) else ""
     if bad[-tail:].all():
-        text = f"the loss is no number{where} on: the run has diverged, and how fast it was says nothing"
+        text = f"the loss is not finite{where} on: the run has diverged, so its speed means nothing"
         return (Note("diverged", text, fatal=True),)
-    return (Note("loss_nan", f"the loss is no number in {int(bad.sum())} of {len(bad)} lines, first{where}"),)
+    return (
+        Note("loss_nan", f"the loss is not finite in {int(bad.sum())} of {len(bad)} lines, first{where}"),
+    )
 
 
 def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
-    """Return a run of which a log prints only tokens per second, or tokens and the time so far."""
+    """Return a run whose log prints only tokens per second, or tokens and elapsed time."""
     world = world_size(scanned.header)
     for rows in scanned.rows:
         table, _ = table_of(rows)
@@ -368,7 +366,7 @@ def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
             rate = np.diff(table["tokens"]) / np.maximum(np.diff(table["elapsed_s"]), 1e-9)
         tok_s = middle_of(rate) if rate is not None else None
         if tok_s is not None:
-            text = f"the log of {rows.dialect.framework} prints a rate, and not how long its steps take"
+            text = f"the log of {rows.dialect.framework} prints a rate but no step times"
             return Profile(
                 source=Source(format=LOG, files=(name,), producer=f"log of {rows.dialect.framework}"),
                 work="training",
@@ -385,9 +383,9 @@ def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
 
 
 def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
-    """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
+    """Return a profile of a log with steps but no times, with the reason why it has no grade."""
     lines = f"{show_count(len(logged.table['step']))} step lines of {logged.dialect.framework}"
-    text = f"{lines}, and no time in any of them: print how long a step takes, or log with timestamps"
+    text = f"{lines} without times: print the step time, or log with timestamps"
     text = next((note.text for note in logged.notes if note.code == "time_unclear"), text)
     text = logged.dialect.untimed or text
     warning = Note("no_step_times", text, fatal=True)
@@ -403,7 +401,7 @@ def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profil
 
 
 def _from_totals(scanned: ScannedLog, name: str) -> Profile | None:
-    """Return the run by the totals that a trainer prints at its end."""
+    """Return the run from the totals that a trainer prints at the end."""
     header = scanned.header
     steps, seconds, samples_s = header.whole("total_steps"), header.numbers.get("train_seconds"), None
     if (totals := scanned.totals) is not None:

@@ -28,7 +28,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
     if len(stores) > 1:
         names = ", ".join(os.path.basename(store) for store in stores[:3])
         problem = f"holds {len(stores)} runs of MLflow ({names}, …)"
-        raise BadInput(problem, where=path, hint="give the folder of one of them")
+        raise BadInput(problem, where=path, hint="pass the folder of one of them")
     if stores:
         log = RecordLog("mlflow", "MLflow")
         read_store(stores[0], log, options)
@@ -54,7 +54,7 @@ def _files(path: str) -> list[str]:
 
 
 def _holds_something(path: str) -> bool:
-    """Tell whether this is a plain file with bytes in it: for a pipe or a device one would wait forever."""
+    """Tell whether this is a regular file with content; reading a pipe or a device may never end."""
     return os.path.isfile(path) and os.path.getsize(path) > 0
 
 

@@ -1,4 +1,4 @@
-"""What a log says of the run besides its steps: device, model, batch, sequence, devices, precision."""
+"""What a log says about the run besides its steps: device, model, batch, sequence, precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fact(Struct, frozen=True):
 
 
 _BILLION = 1e9
-# The first that a log holds counts, but of those in _MOST_OF.
+# The first match counts, except for those in _MOST_OF.
 NUMBERS: tuple[Fact, ...] = (
     Fact(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30),
     Fact(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
@@ -89,12 +89,12 @@ NUMBERS: tuple[Fact, ...] = (
     Fact(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
     Fact(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
     Fact(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
-    # Megatron-LM writes a line for each rank, in binary megabytes, DeepSpeed one whenever it is asked.
+    # Megatron-LM writes a line for each rank, in MiB; DeepSpeed prints one on request.
     Fact(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
     Fact(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
     Fact(b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9),  # litgpt's are decimal
 )
-# What several lines tell, of ranks or of moments: the most counts.
+# Printed by several ranks or at several times: the maximum counts.
 _MOST_OF = ("world", "peak_bytes")
 _NAME = rb"([A-Za-z0-9][\w .()/+-]{1,60}?)"
 TEXTS: tuple[Fact, ...] = (
@@ -119,45 +119,16 @@ TEXTS: tuple[Fact, ...] = (
 _ARGUMENT = re.compile(
     rb"^[^\n.]{0,120}?\b(\w{2,60}) \.{3,60} ?([\w.+-]{1,40}?)(?:\.{3,60}\w{1,12})?\s*$", re.M
 )
-ARGUMENTS = frozenset(
-    {
-        "hidden_size",
-        "num_layers",
-        "num_attention_heads",
-        "num_query_groups",
-        "group_query_attention",
-        "ffn_hidden_size",
-        "kv_channels",
-        "seq_length",
-        "padded_vocab_size",
-        "vocab_size",
-        "micro_batch_size",
-        "global_batch_size",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "model_parallel_size",
-        "pipe_parallel_size",
-        "world_size",
-        "global_num_gpus",
-        "bf16",
-        "fp16",
-        "precision",
-        "params_dtype",
-        "swiglu",
-        "recompute_granularity",
-        "checkpoint_activations",
-        "recompute_activations",
-        "num_experts",
-        "moe_router_topk",
-        "moe_ffn_hidden_size",
-        "untie_embeddings_and_output_weights",
-        "no_weight_tying",
-        "log_interval",
-    }
+_ARGUMENT_NAMES = (
+    "hidden_size num_layers num_attention_heads num_query_groups group_query_attention ffn_hidden_size "
+    "kv_channels seq_length padded_vocab_size vocab_size micro_batch_size global_batch_size "
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
+    "tensor_model_parallel_size pipeline_model_parallel_size model_parallel_size pipe_parallel_size "
+    "world_size global_num_gpus bf16 fp16 precision params_dtype swiglu recompute_granularity "
+    "checkpoint_activations recompute_activations num_experts moe_router_topk moe_ffn_hidden_size "
+    "untie_embeddings_and_output_weights no_weight_tying log_interval"
 )
+ARGUMENTS = frozenset(_ARGUMENT_NAMES.split())
 _DEVICE = re.compile(
     rb"(?i)nvidia|tesla|geforce|[rg]tx|quadro|titan|amd|instinct|radeon|gaudi|tpu"
     rb"|\bmi\d{3}|\b[ahblv]\d{2,3}|\bg[bh]\d"
@@ -194,7 +165,7 @@ class LogHeader:
         self.event_times: tuple[float, float] | None = None  # of MLPerf's events: the first and the last
 
     def read(self, text: bytes) -> None:
-        """Look through a part of the log."""
+        """Search a part of the log."""
         text = plain(text)
         self._read_numbers(text)
         for fact in TEXTS:
@@ -202,13 +173,13 @@ class LogHeader:
                 names = (match[1] for match in re.finditer(fact.pattern, text, re.M))
                 found = next((name for name in names if fact.name != "device" or _DEVICE.search(name)), None)
                 if found is not None:
-                    # Of a path only its end: the rest says who trained, and where.
+                    # Only the last part of a path: the rest may identify the user.
                     is_path = found.startswith((b"/", b".", b"~")) or found.count(b"/") > 1
                     self.texts[fact.name] = clean(
                         found.rstrip(b"/").rsplit(b"/", 1)[-1] if is_path else found
                     )
         if b" ..." in text:
-            # What is printed later was worked out from what came before, such as the world size.
+            # Later values are derived from earlier ones, such as the world size.
             found_now = ((name.decode("ascii", "replace"), value) for name, value in _ARGUMENT.findall(text))
             self.arguments |= {name: clean(value) for name, value in found_now if name in ARGUMENTS}
         if b"NVIDIA-SMI" in text or self.smi_devices:
@@ -218,7 +189,7 @@ class LogHeader:
 
     def _read_numbers(self, text: bytes) -> None:
         for fact in NUMBERS:
-            # Launchers print a world of one before they know better.
+            # Launchers print a world size of 1 first.
             takes_most = fact.name in _MOST_OF
             if (fact.name not in self.numbers or takes_most) and fact.literal in text:
                 every = re.finditer(fact.pattern, text, re.M)
@@ -246,11 +217,11 @@ class LogHeader:
             memory = _SMI_MEMORY.search(text)
             if memory is not None:
                 self.numbers.setdefault("device_bytes", float(memory[1]) * 2.0**20)
-                if is_cut:  # what is missing of "Tesla V100-SXM2..." is its memory
+                if is_cut:  # the truncated part of "Tesla V100-SXM2..." is its memory
                     self.texts["device"] += f"-{round(float(memory[1]) / 1024.0)}GB"
 
     def whole(self, *names: str) -> int | None:
-        """Return the first of the arguments or numbers that the log tells, as a whole number above 0."""
+        """Return the first of these arguments or numbers in the log, as a whole number above 0."""
         for name in names:
             text, value = self.arguments.get(name, ""), self.numbers.get(name)
             value = float(text) if text.isdecimal() and len(text) < 16 else value
@@ -260,7 +231,7 @@ class LogHeader:
 
     @property
     def precision(self) -> str | None:
-        """Return the precision that matrices are multiplied in, by its short name; None if not said."""
+        """Return the precision that matrices are multiplied in, by its short name; None if unknown."""
         for name in ("bf16", "fp16"):
             if self.arguments.get(name) == "True":
                 return name
@@ -278,14 +249,14 @@ class LogHeader:
         shard = self.numbers.get("shard_parameters")
         if "parameters" in self.numbers or shard is None:
             return self.numbers.get("parameters")
-        if "tensor_model_parallel_size" not in self.arguments:  # older ones print those of all
+        if "tensor_model_parallel_size" not in self.arguments:  # older versions print the total
             return shard * (self.whole("model_parallel_size") or 1) if shard < _MOST_SHARD else shard
         tensor = self.whole("tensor_model_parallel_size") or 1
         return shard * tensor * (self.whole("pipeline_model_parallel_size") or 1)
 
 
 def clean(text: bytes) -> str:
-    """Return a name from a log without what a terminal would act on."""
+    """Return a name from a log without control characters."""
     shown = text.decode("utf-8", "replace").strip()[:_MOST_TEXT]
     return "".join(letter for letter in shown if letter.isprintable())
 

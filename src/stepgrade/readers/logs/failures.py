@@ -1,4 +1,4 @@
-"""The message of an allocation that failed, in the words of every era of PyTorch, JAX and the drivers."""
+"""Out-of-memory messages of every version of PyTorch, JAX and the drivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepgrade.model.profile import LOG
 SIGN = b"out of memory"
 # The last of these is the message; what XLA and NCCL say has other words.
 _SIGNS = (SIGN, b"RESOURCE_EXHAUSTED", b"Failed to CUDA ", b"CUBLAS_STATUS_ALLOC_FAILED")
-# Messages of the driver and of its libraries, which have no figures; other words about memory are no message.
+# Messages of the driver and its libraries, which have no figures.
 _BARE_MESSAGE = re.compile(
     rb"(?:CUDA|HIP|XPU) error: (?:out of memory|hipErrorOutOfMemory)|_STATUS_ALLOC_FAILED"
 )
@@ -64,7 +64,7 @@ _OTHERS = re.compile(rb"Process \d{1,10} has " + _SIZE)
 
 
 def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
-    """Return where the last message of a failed allocation is, and what it says; None without one."""
+    """Return the offset and content of the last out-of-memory message; None without one."""
     last = max(text.rfind(sign) for sign in _SIGNS)
     if last < 0:
         return None
@@ -85,7 +85,7 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
 
 
 def read_message(message: bytes) -> OutOfMemory | None:
-    """Return the figures of a message; None where it does not say what was asked for."""
+    """Return the figures of a message; None without the requested size."""
     found: dict[str, float] = {}
     for name, patterns in _PATTERNS.items():
         match = next((match for pattern in patterns if (match := pattern.search(message))), None)
@@ -118,9 +118,9 @@ def read_message(message: bytes) -> OutOfMemory | None:
 
 
 def with_failure(run: Profile | None, failed: OutOfMemory, name: str) -> Profile:
-    """Return the run with the allocation that ended it; one without a step has nothing else."""
+    """Return the run with the failed allocation that ended it, even without any step."""
     if run is None:
-        text = "the run was out of memory before its first step"
+        text = "the run ran out of memory before its first step"
         run = Profile(
             source=Source(format=LOG, files=(name,), producer="log"),
             warnings=(Note("no_steps_before_failure", text, fatal=True),),

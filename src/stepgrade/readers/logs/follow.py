@@ -1,4 +1,4 @@
-"""A log or a recording that still grows: what was added since the last look, whatever happens to the file."""
+"""A log or a recording that still grows: what was added since the last look, across rotations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stepgrade.readers.logs.scan import LogScanner
 from stepgrade.readers.source import CHUNK_BYTES, ByteSource
 
 _GZIP = b"\x1f\x8b"
-_RECORDINGS = (b'{"_recording":', b'{"_profiler":')  # a journal, and what takes its place at the end
-# What a look reads at most, so that the first one of a large log does not take all the time.
+_RECORDINGS = (b'{"_recording":', b'{"_profiler":')  # a journal, and the profile that replaces it at the end
+# Limit per look, so that the first look at a large log stays short.
 MOST_AT_ONCE = 64 << 20
 
 
 class Followed:
-    """One file by its path: read on where the last look ended, or anew where it was cut or replaced."""
+    """One file by its path: read on from the last look, or from the start if it was cut or replaced."""
 
     def __init__(self, path: str, dialects: tuple[Dialect, ...] = ()) -> None:
         self.path = path
@@ -33,9 +33,9 @@ class Followed:
         self._profile: Profile | None = None
 
     def look(self) -> Profile | None:
-        """Return the run as far as the file tells it now; None while it tells of no step.
+        """Return the run so far; None before its first step.
 
-        Raise BadInput for a file that was never there, or that is no text.
+        Raise BadInput if the file never existed or is not text.
         """
         try:
             state = os.stat(self.path)
@@ -72,8 +72,8 @@ class Followed:
         self._file.seek(0)
         if head.startswith(_GZIP):
             self.close()
-            hint = "stepgrade score reads it once it is done"
-            raise BadInput("is gzipped: only what is plain can be followed", where=self.path, hint=hint)
+            hint = "stepgrade score reads it once it is complete"
+            raise BadInput("is gzipped: only plain files can be followed", where=self.path, hint=hint)
         self._is_journal = head.startswith(_RECORDINGS)
 
     def _recording(self) -> Profile | None:
@@ -82,7 +82,7 @@ class Followed:
         try:
             with ByteSource(self.path) as source:
                 found = read_source(source)
-        except BadInput:  # half a line, or no step so far
+        except BadInput:  # a partial line, or no step so far
             return self._profile
         return found.profile or self._profile
 

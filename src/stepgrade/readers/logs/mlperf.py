@@ -1,4 +1,4 @@
-"""MLPerf's events, `:::MLLOG` and `:::SYSJSON`: the steps that they tell, and the system that ran them."""
+"""MLPerf's events, `:::MLLOG` and `:::SYSJSON`: the steps, and the system that ran them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAME_RATE = 0.03
 
 
 class MlperfEvents:
-    """Goes through the events of a log; what they say of the run is kept in its header."""
+    """Reads the events of a log; facts about the run are kept in its header."""
 
     def __init__(self, header: LogHeader) -> None:
         self._header = header
@@ -32,12 +32,12 @@ class MlperfEvents:
         self._block_since: float | None = None  # when a block began that no other event is of
         self._block: float | None = None  # how much a block is to train
         self._is_in_block = False
-        self._done = 0.0  # samples, by the last event that told a step
+        self._done = 0.0  # samples at the last event with a step
         self._of_epochs: set[str] = set()  # names of what counts epochs
         self._epochs: tuple[float, float] | None = None  # since when so many are trained
 
     def row(self, event: dict[str, object]) -> dict[Column, float] | None:
-        """Return the step that an event tells, if it tells one."""
+        """Return the step of an event, if it has one."""
         stamp = figure_of(event.get("time_ms"))
         if stamp is None:
             self._read_system(event)

@@ -13,93 +13,39 @@ _PREFIX = re.compile(
     r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
 )
 _PER_DEVICE = re.compile(r"device|gpu|per_rank|per_chip", re.I)
-# Exact names first, in lower case and without the prefixes above.
-_EXACT: dict[str, Column] = {
-    **dict.fromkeys(
-        (
-            "step",
-            "global_step",
-            "_step",
-            "iteration",
-            "iter",
-            "current_steps",
-            "num_updates",
-            "steps",
-            "batch_idx",
-        ),
-        "step",
-    ),
-    **dict.fromkeys(("max_steps", "total_steps"), "total"),
-    **dict.fromkeys(
-        (
-            "_runtime",
-            "runtime",
-            "time",
-            "elapsed",
-            "elapsed_time",
-            "elapsed time",
-            "elapsed_s",
-            "time_total_s",
-            "wall",
-        ),
+# Exact names, in lower case and without the prefixes above.
+_NAMES: tuple[tuple[Column, str], ...] = (
+    ("step", "step, global_step, _step, iteration, iter, current_steps, num_updates, steps, batch_idx"),
+    ("total", "max_steps, total_steps"),
+    (
         "elapsed_s",
+        "_runtime, runtime, time, elapsed, elapsed_time, elapsed time, elapsed_s, time_total_s, wall",
     ),
-    **dict.fromkeys(("timestamp", "_timestamp", "wall_time", "datetime", "unix_time"), "time"),
-    **dict.fromkeys(
-        (
-            "step_time",
-            "step_time_s",
-            "step_time_sec",
-            "dt",
-            "iter_time",
-            "iteration_time",
-            "iteration-time",
-            "iteration_time_s",
-            "time_this_iter_s",
-            "step_timing",
-            "train_step_timing",
-            "train_step_timing in s",
-            "train_step_time",
-            "seconds_per_step",
-            "sec_per_step",
-            "time_per_step",
-            "step_duration",
-            "step_s",
-        ),
+    ("time", "timestamp, _timestamp, wall_time, datetime, unix_time"),
+    (
         "step_s",
-    ),
-    "interval_s": "interval_s",
-    **dict.fromkeys(("ups", "batches_per_sec", "steps_per_second", "steps_per_sec", "it_s"), "steps_s"),
-    **dict.fromkeys(
         (
-            "num_input_tokens_seen",
-            "total_tokens",
-            "consumed_tokens",
-            "consumed tokens",
-            "tokens_seen",
-            "tokens_total",
-            "num_tokens",
-            "lengths",
+            "step_time, step_time_s, step_time_sec, dt, iter_time, iteration_time, iteration-time, "
+            "iteration_time_s, time_this_iter_s, step_timing, train_step_timing, train_step_timing in s, "
+            "train_step_time, seconds_per_step, sec_per_step, time_per_step, step_duration, step_s"
         ),
+    ),
+    ("interval_s", "interval_s"),
+    ("steps_s", "ups, batches_per_sec, steps_per_second, steps_per_sec, it_s"),
+    (
         "tokens",
-    ),
-    **dict.fromkeys(("consumed_samples", "samples", "samples_seen", "samples_count"), "samples"),
-    **dict.fromkeys(("tokens_per_step", "num_tokens_per_step", "batch_tokens", "wpb"), "step_tokens"),
-    **dict.fromkeys(("global_batch_size", "batch-size", "batch_size", "bsz"), "step_samples"),
-    **dict.fromkeys(
         (
-            "loss",
-            "train_loss",
-            "lm loss",
-            "reduced_train_loss",
-            "crossentropyloss",
-            "train loss",
-            "loss/train",
+            "num_input_tokens_seen, total_tokens, consumed_tokens, consumed tokens, tokens_seen, "
+            "tokens_total, num_tokens, lengths"
         ),
-        "loss",
     ),
-    **dict.fromkeys(("tflops", "tflops_per_gpu", "tflops_per_device"), "tflops_device"),
-}
+    ("samples", "consumed_samples, samples, samples_seen, samples_count"),
+    ("step_tokens", "tokens_per_step, num_tokens_per_step, batch_tokens, wpb"),
+    ("step_samples", "global_batch_size, batch-size, batch_size, bsz"),
+    ("loss", "loss, train_loss, lm loss, reduced_train_loss, crossentropyloss, train loss, loss/train"),
+    ("tflops_device", "tflops, tflops_per_gpu, tflops_per_device"),
+)
+_EXACT = {name: column for column, names in _NAMES for name in names.split(", ")}
 # Whole names, whose prefix matters.
 _WHOLE: dict[str, Column] = {
     "train_runtime": "elapsed_s",
@@ -115,7 +61,7 @@ _RATES = ((_MFU, "mfu"), (_TOKENS, "tok_s"), (_SAMPLES, "samples_s"), (_STEPS, "
 _MEMORY = re.compile(r"(?:max|peak).{0,40}mem|mem.{0,40}(?:max|peak)|^memory\(", re.I)
 _MILLISECONDS = re.compile(r"[_ /]?\(?(?:_ms| ms|/ms|\(ms\))$", re.I)
 _MEMORY_UNITS = (("gib", GIB), ("gb", GIB), ("mib", MIB), ("mb", MIB), ("byte", 1.0))
-# Means over the whole run so far, which are no step's own.
+# Means over the run so far, not of a single step.
 _RUNNING = frozenset(
     {
         "throughput",
@@ -134,7 +80,7 @@ _LARGEST = 1e300
 
 @lru_cache(maxsize=8192)
 def meaning(name: str) -> tuple[Column, float] | None:
-    """Return what the field of that name holds and its unit in ours; None where the name does not say."""
+    """Return what the field of that name holds and its unit in ours; None if the name is unknown."""
     lowered = name.strip().lower()
     if lowered in _WHOLE:
         return _WHOLE[lowered], 1.0
@@ -155,10 +101,10 @@ def meaning(name: str) -> tuple[Column, float] | None:
 
 
 def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
-    """Return what the fields of one record say, in our units; fields that say nothing known are left out."""
+    """Return the known fields of one record by column, in our units."""
     row: dict[Column, float] = {}
     fields = tuple(fields)
-    # OpenMMLab writes the time of a step beside the part of it that was spent on data.
+    # OpenMMLab writes the step time and the part of it spent on data.
     is_of_step = any(name == "data_time" for name, _ in fields)
     for name, value in fields:
         if name == _OF_TOTAL and isinstance(value, str):
@@ -196,14 +142,14 @@ _STRING_OR_NAN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|Infinity)\
 
 
 def with_nan_quoted(text: bytes) -> bytes:
-    """Return JSON as Python writes it with what is no number in quotes, so that it is JSON."""
+    """Return Python's JSON with NaN and Infinity quoted, so that it is valid JSON."""
     return _STRING_OR_NAN.sub(
         lambda found: found[0] if found[0].startswith(b'"') else b'"' + found[0] + b'"', text
     )
 
 
 def seconds_of(stamp: float) -> float:
-    """Return a time stamp in seconds: milli-, micro- and nanoseconds are told by their size, else NaN."""
+    """Return a time stamp in seconds: the unit (ms, us or ns) is inferred from its size, else NaN."""
     for _ in range(4):
         if stamp <= _EPOCH_MS:
             return stamp

@@ -12,10 +12,10 @@ from stepgrade.readers.logs.values import Column
 
 Floats = NDArray[np.float64]
 Table = dict[Column, Floats]
-# An epoch ends when the counter begins again after this much of its total.
+# An epoch ends when the counter restarts after this share of its total.
 _NEAR_END = 0.9
 _NEAR_START = 0.5
-_MOST_STEPS = 1e15  # no run has as many: the digits are of something else
+_MOST_STEPS = 1e15  # no run has so many steps
 _HALF_DAY_S, _DAY_S = 43_200.0, 86_400.0
 
 
@@ -49,9 +49,9 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
     totals = table["total"].tolist() if "total" in table and counts_epochs else unknown
     epochs = table["epoch"].tolist() if "epoch" in table and counts_epochs else unknown
     kept: list[int] = []
-    offsets: list[float] = []  # the steps of the epochs before
+    offsets: list[float] = []  # steps of earlier epochs
     attempts: list[int] = []
-    begun: list[int] = []  # where a time that is counted from the start of an epoch or attempt begins again
+    begun: list[int] = []  # where elapsed time restarts with an epoch or attempt
     before = 0.0
     for row, number in enumerate(steps):
         if not 0.0 <= number < _MOST_STEPS:
@@ -80,8 +80,8 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
 
 
 def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
-    """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
-    # Where an epoch has several lines, its first one shows whether the time begins again.
+    """Return elapsed time that restarts with epochs or attempts as continuous time."""
+    # If an epoch has several lines, its first shows whether the time restarts.
     goes_on = len(elapsed) > 2 * len(epochs) + 2 and all(elapsed[row] > elapsed[row - 1] for row in epochs)
     again = {row for row in attempts if elapsed[row] < elapsed[row - 1]}
     starts = sorted(again if goes_on else again.union(epochs))
@@ -91,7 +91,7 @@ def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
 
 
 def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, list[int]]:
-    """Return lines so far apart that the clock of a log can time the steps between them."""
+    """Return lines far enough apart for the clock of the log to time the steps between them."""
     name = "elapsed_s" if "elapsed_s" in table else "time"
     times = table[name].tolist()
     starts = set(attempts)
@@ -100,13 +100,13 @@ def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, l
         if not kept or row in starts or now - times[kept[-1]] >= least_s or row + 1 in starts:
             kept.append(row)
     if kept[-1] != len(times) - 1:
-        kept.append(len(times) - 1)  # with which the run ends, however soon after the one before
+        kept.append(len(times) - 1)  # the last line always stays
     new_rows = {old: new for new, old in enumerate(kept)}
     return _only(table, np.array(kept, dtype=np.int64)), [new_rows[start] for start in attempts]
 
 
 def later_by(times: Floats) -> Floats:
-    """Return the seconds from each time to the next; a clock without a date begins again at midnight."""
+    """Return the seconds from each time to the next; a clock without a date wraps at midnight."""
     gaps = np.diff(times)
     return (
         np.where(gaps < -_HALF_DAY_S, gaps + _DAY_S, gaps) if np.nanmax(times, initial=0.0) < _DAY_S else gaps
@@ -118,7 +118,7 @@ def _only(table: Table, chosen: NDArray[np.generic]) -> Table:
 
 
 def longest_bar(table: Table) -> float:
-    """Return the total of the bar that took longest: others are of downloads, shards or evaluation."""
+    """Return the total of the bar that took longest: shorter ones are downloads, shards or evaluation."""
     longest: dict[float, float] = {}
     for total, elapsed in zip(table["total"].tolist(), table["elapsed_s"].tolist(), strict=True):
         if isfinite(total) and isfinite(elapsed):

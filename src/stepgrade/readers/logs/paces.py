@@ -1,4 +1,4 @@
-"""How long steps took: as a log prints it, else from its rates, else by its clock."""
+"""Step times of a log: as printed, else from its rates, else from its timestamps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stepgrade.readers.logs.plain_lines import LONGEST_BARE_S
 from stepgrade.units import show_count
 
 _HOUR_S = 3600.0
-# A clock may be set by an hour; what else takes just as long is rare.
+# A clock may be changed by an hour; a pause of exactly that length is rare.
 _JUMP_S = 5.0
-# A clock of whole seconds times a stretch as long as this to 5 %.
+# A clock of whole seconds times an interval of this length to 5 %.
 COARSE_S = 20.0
-# A time that grows from line to line is that of the run so far; of a few lines it may do so by chance.
+# A time that grows from line to line is elapsed time; in a few lines it may grow by chance.
 _GROWS, _SURE_LINES, _GROWN = 0.95, 6, 1.5
 
 
 class Paces(Struct, frozen=True, kw_only=True):
-    """How long the steps of every row took, by what the log says of it."""
+    """The step times of every row, and how they are known."""
 
     step_s: Floats
     count: Floats
@@ -35,13 +35,13 @@ class Paces(Struct, frozen=True, kw_only=True):
 
 
 def middle_of(values: Floats) -> float | None:
-    """Return the median of the values that are known and above 0; None without any."""
+    """Return the median of the positive values; None without any."""
     values = values[np.isfinite(values) & (values > 0.0)]
     return float(np.median(values)) if len(values) else None
 
 
 def steps_apart(steps: Floats) -> float:
-    """Return how many steps lie between two lines of a log, as a rule."""
+    """Return the usual number of steps between two lines."""
     later = np.diff(steps)
     later = later[later > 0.0]
     return float(np.median(later)) if len(later) else 1.0
@@ -50,9 +50,9 @@ def steps_apart(steps: Floats) -> float:
 def paces_of(
     table: Table, dialect: Dialect, world: int | None, step_tokens: float | None, apart: float | None = None
 ) -> Paces:
-    """Return how long steps took, and by which clock pauses between them can be seen.
+    """Return the step times, and the clock by which pauses are seen.
 
-    `apart` is how many steps a line covers where not all lines of the log are in the table.
+    `apart` is how many steps a line covers if the table has only some lines of the log.
     """
     rows = len(table["step"])
     unknown = np.full(rows, nan)
@@ -77,19 +77,21 @@ def paces_of(
     elif "step_s" in table and "elapsed_s" in table:
         by_clock = np.diff(elapsed) / counts[1:]
         known = by_clock[by_clock > 0.0]
-        # A field that is called dt may be in milliseconds.
+        # A field called dt may be in milliseconds.
         if len(known) and 500.0 < float(np.nanmedian(step_s) / np.median(known)) < 2000.0:
             step_s = step_s / 1e3
     step_s = np.where(np.isfinite(step_s) & (step_s >= 0.0), step_s, nan)
     if not isfinite(step_s[0]) and np.isfinite(step_s).any():
-        step_s[0] = np.nanmedian(step_s)  # when the first step began is not said
+        step_s[0] = np.nanmedian(step_s)  # the start of the first step is unknown
     own = step_s * counts
     notes: tuple[Note, ...] = ()
     is_hour = np.isfinite(own) & (np.abs(wall - own - _HOUR_S) < _JUMP_S) & (own < _HOUR_S / 4.0)
     jumps = (wall < 0.0) | is_hour if has_clock else np.zeros(rows, dtype=np.bool_)
     if jumps.any():
         wall = np.where(jumps, own, wall)
-        text = f"the clock of the log jumps {int(jumps.sum())} times: the steps' own times count there"
+        count = int(jumps.sum())
+        how_often = "once" if count == 1 else f"{count} times"
+        text = f"the clock of the log jumps {how_often}; the printed step times are used there"
         notes = (Note("clock_jumped", text),)
     return Paces(
         step_s=step_s,
@@ -103,7 +105,7 @@ def paces_of(
 
 
 def counts_of(steps: Floats, usual: float) -> Floats:
-    """Return how many steps each line covers; the first of an attempt as many as others, if there were."""
+    """Return how many steps each line covers; the first of an attempt as many as the others, if possible."""
     counts = np.diff(steps, prepend=steps[0])
     counts[0] = max(min(usual, float(steps[0])), 1.0)
     return np.where(counts <= 0.0, usual, counts)
@@ -112,7 +114,7 @@ def counts_of(steps: Floats, usual: float) -> Floats:
 def printed_times(
     table: Table, dialect: Dialect, counts: Floats, world: int | None, step_tokens: float | None
 ) -> Floats:
-    """Return the seconds of a step that a log prints, or that its rates make; nan where it does neither."""
+    """Return the seconds of a step that a log prints, or that follow from its rates; nan otherwise."""
     unknown = np.full(len(counts), nan)
     candidates = [table.get("step_s", unknown), table.get("interval_s", unknown) / counts]
     if dialect.mean != "running":
@@ -124,7 +126,7 @@ def printed_times(
 
 
 def is_coarse(table: Table) -> bool:
-    """Tell whether steps are timed by a clock of whole seconds alone."""
+    """Tell whether steps are timed only by a clock of whole seconds."""
     if any(name in table for name in ("step_s", "interval_s", "steps_s")) or len(table["step"]) < 3:
         return False
     times = table.get("elapsed_s", table.get("time"))
@@ -134,7 +136,7 @@ def is_coarse(table: Table) -> bool:
 
 
 def with_times_classified(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
-    """Return the lines with what their times are of, and whether that is the steps since the last line."""
+    """Return the lines with their times classified, and whether those cover all steps since the last line."""
     table = dict(table)
     steps = table["step"]
     if "epoch" in table:
@@ -153,7 +155,7 @@ def with_times_classified(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
         table.setdefault("elapsed_s", times)
         return table, False, ()
     if times is bare and (middle_of(times) or 0.0) >= LONGEST_BARE_S:
-        text = "the log prints a time without a unit: [[dialect]] in stepgrade.toml can say which it is"
+        text = "the log prints a time without a unit: specify it with [[dialect]] in stepgrade.toml"
         return table, False, (Note("time_unclear", text),)
     apart = steps_apart(steps)
     if apart <= 1.0:
@@ -167,7 +169,7 @@ def with_times_classified(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
         )
         return table, False, (Note("time_unclear", text),)
     middle = float(np.median(known))
-    # Nearer to that of one step, or to that of all of them?
+    # Is it closer to the time of one step, or of all?
     is_of_all = middle > step_s_usual * apart**0.5
     table["interval_s" if is_of_all else "step_s"] = times
     return table, is_of_all, ()

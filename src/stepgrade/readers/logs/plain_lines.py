@@ -1,7 +1,7 @@
-"""Step lines of loops that somebody wrote for one script, by the words that anybody would choose.
+"""Step lines of custom training loops, by the words that most people choose.
 
-`step 4997, loss: 0.0144, time: 508.70ms, tokens/sec: 32207.8` is of no framework. What is read of such a line
-has a name; of a time that could be a step's, an interval's or the time so far the other lines tell which.
+`step 4997, loss: 0.0144, time: 508.70ms, tokens/sec: 32207.8` belongs to no framework. Each number of such a
+line has a name; whether a time is of a step, an interval or the run so far follows from the other lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stepgrade.readers.logs.dialect import LineReader, Row
 from stepgrade.readers.logs.facts import LogContext
 from stepgrade.readers.logs.values import GIB, MIB, number
 
-# Fewer lines may be of anything, such as a recipe with three steps.
+# Fewer lines may be anything, such as a recipe with three steps.
 LEAST_LINES = 3
 
 
@@ -26,13 +26,13 @@ _STEP = _pattern(
     rb"(?<![a-z/])(?:global[_ ]?|train(?:ing)?[_ ]?|optimizer[_ ]?)?(?:step|iter(?:ation)?)",
     rb"\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,8}(?P<step>\d{1,15})(?!\d*(?:\.\d|[a-z%]))(?:\s{0,4}/\s{0,4}(?P<total>\d{1,15}))?",
 )
-# Without such a word only what says of how many: Batch 10/500, Epoch: [ 0/25] [  10/500].
+# Without such a word, a total is required: Batch 10/500, Epoch: [ 0/25] [  10/500].
 _STEP_OF_TOTAL = _pattern(
     rb"(?<![a-z])(?:batch\s{0,3}[:=]?\s{0,3}[\[(]?|epoch\W{0,4}\d{1,6}(?:\s?/\s?\d{1,6})?\W{1,4}\[)\s{0,8}",
     rb"(?P<step>\d{1,15})\s{0,4}/\s{0,4}(?P<total>\d{1,15})(?![\d.])",
 )
 _EPOCH = _pattern(rb"(?<![a-z])epoch\s{0,3}[:=]?\s{0,3}[\[(]?\s{0,3}(?P<value>\d{1,6})(?!\d*\.\d)")
-# Lines that tell of something else than training, and states of progress bars, which are read as such.
+# Lines about something other than training, and progress bars, which are read separately.
 _OTHER = _pattern(
     rb"(?<![a-z])(?:val(?:id(?:ation)?)?|eval(?:uat\w{1,6})?|test|inference|checkpoint|ckpt|sav(?:e|ed|ing)|",
     rb"load(?:ed|ing)?|compil\w{1,6}|resum\w{1,6})(?![a-z])|<[^,\]\n]{1,20}, {0,8}[\d.?]{1,12}(?:s/it|it/s)",
@@ -60,7 +60,7 @@ _RATE = (
     rb"(?P<each>[ _]?(?:/|per)[ _]?(?:gpu|device|rank|chip))?"
 )
 _THOUSANDS = rb"\s?(?P<times>[km](?![a-z]))?"
-# What stands before a colon is the name of the number after it, not the unit of the one before.
+# A word before a colon is the name of the number after it, not the unit of the number before.
 _RATES = (
     _pattern(rb"(?<![\w/.])", _RATE, rb"\s{0,3}[:=]\s{0,8}", _NUMBER, _THOUSANDS),
     _pattern(rb"[|,;(\[]\s{0,3}", _RATE, rb"\s{1,8}", _NUMBER, _THOUSANDS),
@@ -76,7 +76,7 @@ _MEMORY = _pattern(
 )
 _SECONDS = ((b"ms", 1e-3), (b"milli", 1e-3), (b"us", 1e-6), (b"m", 60.0), (b"", 1.0))
 _TIMES = {b"k": 1e3, b"m": 1e6}
-# A time without a unit is one of Python's, which are seconds, unless no step takes as long.
+# A time without a unit is in seconds, as in Python, unless it is too long for a step.
 LONGEST_BARE_S = 60.0
 
 
@@ -126,7 +126,7 @@ def _take_rates(line: bytes, row: Row) -> bytes:
 
 
 def _take_times(line: bytes, row: Row) -> None:
-    """Add the first time of each kind to the row: a step's, the time so far, one that may be either.
+    """Add the first time of each kind to the row: step time, elapsed time, or one that may be either.
 
     The last is called `line_s`, or `bare_s` where it has no unit.
     """

@@ -1,4 +1,4 @@
-"""Records of metrics, one for each time that something was logged, as the step lines of a log."""
+"""Metric records as the step lines of a log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepgrade.readers.logs.facts import ARGUMENTS, LogContext, RunTotals
 from stepgrade.readers.logs.names import row_of, totals_of
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 
-# What trainers call their settings, and what a log's header calls them.
+# Names of settings in trainers, and in our log header.
 _SETTINGS = {
     "per_device_train_batch_size": "micro_batch_size",
     "batch_size": "micro_batch_size",
@@ -42,7 +42,7 @@ _EVALUATION = ("eval", "val_", "val/", "valid", "test/")
 
 
 class RecordLog:
-    """Collects records and settings; records of one step that follow each other are one."""
+    """Collects records and settings; consecutive records of one step are merged."""
 
     def __init__(self, name: str, framework: str) -> None:
         dialect = Dialect(name=name, framework=framework, anchor=b"", mean="interval")
@@ -67,7 +67,7 @@ class RecordLog:
         self.add_row(row)
 
     def add_row(self, row: Row) -> None:
-        """Add what a record says, in our units."""
+        """Add a row in our units."""
         if (evaluated := row.pop("eval_s", None)) is not None:
             self._add_evaluation(evaluated)
         if "loss" in row and not isfinite(row["loss"]):
@@ -84,7 +84,7 @@ class RecordLog:
         self._context.add_event("evaluation", float(self._count) + 1.5, seconds)
 
     def set(self, name: str, value: object) -> None:
-        """Keep a setting of the run, if it is one of those that matter; nothing else of a config is kept."""
+        """Keep a setting of the run if it is relevant; the rest of a config is dropped."""
         if isinstance(value, bool) or (name in _FLAGS and value in ("True", "False")):
             if name in _FLAGS or name in ARGUMENTS:
                 self.header.arguments[name] = str(value)

@@ -1,7 +1,7 @@
-"""One pass over a log: the step lines of every dialect in it, its header, and what lies between steps.
+"""One pass over a log: the step lines of every dialect, the header, and what happens between steps.
 
-A line is looked at only where the anchor of a dialect stands in it, so that the rest of a log costs no more
-than searching for a few words. Memory does not grow with the log: of very many step lines neighbours are
+A line is parsed only if it contains the anchor of a dialect, so that the rest of a log costs no more
+than searching for a few words. Memory does not grow with the log: with very many step lines, neighbours are
 joined, and then only every second, fourth, … one is read in full.
 """
 
@@ -23,19 +23,19 @@ from stepgrade.readers.logs.plain_lines import LEAST_LINES
 from stepgrade.readers.logs.values import Column, clock_kind, clock_of, plain
 
 MOST_ROWS = 1 << 16
-# A step line is longer than this only where something else ran into it: the part around the anchor is read.
+# Longer step lines are mixed with other output: only the part around the anchor is read.
 LINE_BYTES = 4096
 _BLOCK_LINES = 80
 _CARRIED_BYTES = 1 << 16
-# All dialects are looked for this long, and later in one chunk of eight until one is found.
+# All dialects are searched for in so many bytes, and later in one chunk of eight until one is found.
 _PROBE_BYTES = 8 << 20
 _PROBE_EVERY = 8
 _HEADER_BYTES = 4 << 20
-# What is read between two step lines to tell why the second came late.
+# Text searched between two step lines for the cause of a delay.
 _GAP_BYTES = 1 << 16
-# After so many lines without a clock only one of as many is asked for it.
+# After so many lines without a timestamp, only one in as many is searched for it.
 _CLOCKLESS = 64
-# A step line this much later than usual is asked why.
+# The cause of a delay is searched for if a step line is this much later than usual.
 _LATE = 1.08
 _RANK = re.compile(
     rb"^\s{0,4}(?:\[(?:rank|default)?[ _]?(\d{1,6})\]:?|(\d{1,6}):\s?|(?:worker|rank)[-_ ]?(\d{1,6})[:\]])"
@@ -73,7 +73,7 @@ EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (
 
 
 class Rows:
-    """The step lines of one dialect, a column for each thing that they tell; nan where one does not."""
+    """The step lines of one dialect in columns; nan for missing values."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -85,8 +85,8 @@ class Rows:
         self._in_order: list[array[float]] = []
 
     def add(self, row: Row) -> None:
-        """Add a line; a column that it is the first to have is nan before it."""
-        if tuple(row) == self._order:  # laid out as the last: nothing is new and nothing missing
+        """Add a line; a new column is filled with nan for earlier lines."""
+        if tuple(row) == self._order:  # same columns as the last line
             for column, value in zip(self._in_order, row.values(), strict=True):
                 column.append(value)
             self.count += 1
@@ -107,7 +107,7 @@ class Rows:
             self._join()
 
     def _join(self) -> None:
-        """Keep every second row, with the time of the one before it in its own."""
+        """Keep every second row, averaging its time with the row before."""
         durations = self.columns.get("step_s")
         if durations is not None:
             for offset in range(0, self.count - 1, 2):
@@ -120,14 +120,14 @@ class Rows:
 
 
 class _Clocks:
-    """Finds the clock of a line where the line before had it; logs without clocks are soon not asked."""
+    """Finds the timestamp of a line; logs without timestamps are soon skipped."""
 
     def __init__(self) -> None:
         self._lines = 0
         self._found = 0
 
     def read(self, line: bytes) -> float:
-        """Return when the line was written; nan where it does not say."""
+        """Return the timestamp of a line; nan without one."""
         self._lines += 1
         if not self._found and self._lines > _CLOCKLESS and self._lines % _CLOCKLESS:
             return nan
@@ -145,7 +145,7 @@ class ScannedLog(Struct, frozen=True, kw_only=True):
     totals: RunTotals | None  # the last
     times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
     size_bytes: int
-    failed: OutOfMemory | None = None  # an allocation, after which no step came
+    failed: OutOfMemory | None = None  # a failed allocation after the last step
 
 
 class LogScanner:
@@ -167,18 +167,18 @@ class LogScanner:
         self._ends: dict[str, int] = {}  # where the last step line of a dialect ends
 
     def feed(self, chunk: bytes) -> None:
-        """Read on."""
+        """Read the next chunk."""
         text = self._carried + chunk if self._carried else chunk
         cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         if any(rows.dialect.block for rows in self._active.values()):
             cut = before_open_block(text, cut)
         if len(text) - cut > _CARRIED_BYTES:
-            cut = len(text) - LINE_BYTES  # a line without an end
+            cut = len(text) - LINE_BYTES  # an endless line
         self._read(text[:cut])
         self._carried = text[cut:]
 
     def result(self, *, is_whole: bool = True) -> ScannedLog:
-        """Return what was found; the last line, which may be cut off, is read only of a log that is whole."""
+        """Return what was found; the last line, possibly truncated, is read only if the log is complete."""
         if self._carried and is_whole:
             self._read(self._carried + b"\n")
             self._carried = b""
@@ -197,7 +197,7 @@ class LogScanner:
         )
 
     def _last_failure(self) -> OutOfMemory | None:
-        """Return the allocation that failed and ended the run: no step line comes after it."""
+        """Return the failed allocation that ended the run, if no step line follows it."""
         ends = [self._ends.get(name, 0) for name, rows in self._active.items() if rows.count]
         last_step = max(ends, default=0)
         return self._failed[1] if self._failed is not None and self._failed[0] >= last_step else None
@@ -263,7 +263,7 @@ class LogScanner:
             offset = done = max(end, hit + len(anchor))
             rows.seen += 1
             if rows.stride > 1:
-                # How far step lines are apart, with what stands between them, so far in this log.
+                # The mean distance of step lines so far in this log.
                 offset = passed_by(rows, text, offset, (self._offset + hit) // rows.seen)
             line = plain(text[start:end])
             at = float(self._offset + hit)
@@ -271,7 +271,7 @@ class LogScanner:
             if row is None:
                 continue
             row["at"] = at
-            self._ask_why_late(dialect, row, text[max(0, before, start - _GAP_BYTES) : start])
+            self._note_delay(dialect, row, text[max(0, before, start - _GAP_BYTES) : start])
             before = end
             rows.add(row)
         self._ends[dialect.name] = self._offset + max(before, 0)
@@ -287,18 +287,18 @@ class LogScanner:
         rank = _RANK.match(line) or _OLMO_RANK.search(line, 0, 200)
         if rank is not None:
             found = float(next(group for group in rank.groups() if group is not None))
-            # A loop of one's own may begin its lines with the number of the step.
+            # A custom loop may begin its lines with the step number.
             if not dialect.is_generic or found != row["step"]:
                 row["rank"] = found
-        # Of words that are nobody's in particular only those with a time or a rate are taken for a log.
+        # Generic words count as a step line only with a time or a rate.
         return row if not dialect.is_generic or row.keys() & _TIMES else None
 
-    def _ask_why_late(self, dialect: Dialect, row: Row, gap: bytes) -> None:
-        """Note what stands between this step line and the one before it, if it came later than usual."""
+    def _note_delay(self, dialect: Dialect, row: Row, gap: bytes) -> None:
+        """Record events between this step line and the previous one if it came later than usual."""
         step, stamp = row.get("step", nan), row.get("time", nan)
         took = row.get("step_s", nan)
         last, last_step, usual = self._pace.get(dialect.name, (nan, nan, nan))
-        # A clock that was set back times nothing: what is usual stays what it was.
+        # A clock that was set back is ignored: the usual time stays.
         spent = (stamp - last) / max(step - last_step, 1.0) if step > last_step and stamp >= last else nan
         longest = (
             max(spent, took) if isfinite(spent) and isfinite(took) else spent if isfinite(spent) else took
@@ -316,7 +316,7 @@ class LogScanner:
         for kind, pattern in EVENTS:
             every = list(pattern.finditer(gap))
             if every:
-                found = every[-1]  # which has the time that it took, if any
+                found = every[-1]  # which has the duration, if any
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
                 took_text = _SECONDS.search(rest)
                 unit = {b"ms": 1e-3, b"mi": 60.0}.get(took_text[2][:2].lower(), 1.0) if took_text else 1.0
@@ -324,7 +324,7 @@ class LogScanner:
 
 
 def passed_by(rows: Rows, text: bytes, offset: int, apart_bytes: int) -> int:
-    """Return where to look for the next step line, having passed by as many as are not read in full."""
+    """Return where to search for the next step line, after skipping those that are not read in full."""
     anchor, passed = rows.dialect.anchor, 0
     while passed < rows.stride - 1 and offset < len(text):
         # They are about as far apart as they were so far; how many there were is counted. The last

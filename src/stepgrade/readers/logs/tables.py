@@ -21,7 +21,7 @@ _HEAD_BYTES = 1 << 16
 
 
 def separator_of(head: bytes) -> str | None:
-    """Return what separates the columns of a table whose names tell steps; None for what is no such table."""
+    """Return the column separator of a table with step columns; None for anything else."""
     line = head[:_HEAD_BYTES].lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace").strip()
     if not line or line[0] in "{[<":
         return None
@@ -34,7 +34,7 @@ def separator_of(head: bytes) -> str | None:
 
 
 def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
-    """Add the rows of a table; empty cells are left out, and so are rows that are none."""
+    """Add the rows of a table; empty cells and empty rows are left out."""
     rows = _sound(csv.reader(lines_of(chunks), delimiter=separator))
     names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
     wanted = [
@@ -52,7 +52,7 @@ def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:
             yield next(rows)
         except StopIteration:
             return
-        except csv.Error:  # a field of more than 128 kB, such as one whose quote is never closed
+        except csv.Error:  # a field of more than 128 kB, such as an unclosed quote
             continue
 
 

@@ -16,9 +16,9 @@ from stepgrade.readers.logs.records import RecordLog
 SIGN = re.compile(rb"(?s)\A.{8}.{4}\x09.{8}.{0,24}?brain\.Event:\d")
 _LENGTH = struct.Struct("<Q")
 _FRAME = 12  # length and its checksum, before the data; four bytes of checksum after it
-# A record longer than this is an image, a graph or damage: passed over, or the end.
+# A longer record is an image, a graph or damaged: skipped, or the end.
 _MOST_RECORD = 64 << 20
-_MOST_TAGS = 1 << 16  # no run has as many; what a stranger adds takes no memory
+_MOST_TAGS = 1 << 16  # no run has so many; bounds the memory of hostile files
 _TEXT = "/text_summary"
 _SAMPLES_AXIS = (" vs samples", " vs tokens", "-vs-samples")
 _OF_EVALUATION = re.compile(r"(?:^|[/_. -])(?:eval|evaluation|val|valid|validation|test)(?:$|[/_. -])", re.I)
@@ -74,7 +74,7 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
 
 
 class _Axes:
-    """Tells which tags count the same steps: others are of evaluations, or count epochs or samples."""
+    """Tracks which tags count training steps: others count evaluations, epochs or samples."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}  # by tag
@@ -82,13 +82,13 @@ class _Axes:
         self._newest = 0
 
     def has(self, tag: str, step: int) -> bool:
-        """Tell whether a scalar is of a training step."""
+        """Tell whether a scalar belongs to a training step."""
         if tag in self._others or (len(self._last) >= _MOST_TAGS and tag not in self._last):
             return False
         went_back = self._last.get(tag, step) > step
         self._last[tag] = step
         if _OF_EVALUATION.search(tag) or (step < self._newest and not went_back):
-            # A run that resumes goes back in the tags that it had before; a tag that lags counts otherwise.
+            # A resumed run goes back in its existing tags; a tag that lags counts something else.
             self._others.add(tag)
             return False
         self._newest = step
@@ -124,7 +124,7 @@ def _add_scalar(tag: str, scalar: float, step: int, stamp: float | None, log: Re
 
 
 def number_of(tensor: memoryview) -> float | None:
-    """Return the number of a tensor that holds one."""
+    """Return the value of a scalar tensor."""
     dtype, content = 0, None
     for number, kind, value in values(tensor):
         if number == 1 and kind == VARINT and isinstance(value, int):
@@ -137,7 +137,7 @@ def number_of(tensor: memoryview) -> float | None:
 
 
 def _setting(name: str, tensor: memoryview, log: RecordLog) -> None:
-    """Keep what a text says of the model and the run."""
+    """Keep settings of the model and the run from a text."""
     text = next((text_of(value) for number, _, value in values(tensor) if number == 8), None)
     if text is None:
         return

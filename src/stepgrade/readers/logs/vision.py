@@ -1,4 +1,4 @@
-"""The dialects of vision: frameworks and examples that count places in an epoch."""
+"""Dialects of vision frameworks and examples, which count batches within an epoch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SIGN = b":W&B"
 _HEADER, _BLOCK, _CHUNK = 7, 32_768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _FRAME = struct.Struct("<IHB")
-# A record may go over many blocks; one longer than this is no history.
+# A record may go over many blocks; a longer one is not history.
 _MOST_RECORD = 16 << 20
 _HISTORY, _CONFIG, _RUN = 2, 5, 17
 _RUN_CONFIG = 4
@@ -38,7 +38,7 @@ def read_wandb(chunks: Iterable[bytes], log: RecordLog) -> None:
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
-    """Yield whole records; what does not fit the format ends the block that it is in."""
+    """Yield whole records; invalid data ends its block."""
     held = bytearray()
     parts = bytearray()
     is_first = True

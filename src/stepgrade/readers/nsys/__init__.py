@@ -33,7 +33,7 @@ def read(source: ByteSource) -> Part:
         newer = f", with an nsys of {version} or newer" if version else ""
         hint = (
             "export it: nsys export --type sqlite --include-json=true -o run.sqlite run.nsys-rep"
-            f"{newer}; and keep the report to yourself, it holds the environment"
+            f"{newer}; do not share the report: it contains the environment variables"
         )
         raise BadInput(problem, where=source.name, hint=hint)
     from stepgrade.readers.nsys.reader import read_traces  # needs numpy

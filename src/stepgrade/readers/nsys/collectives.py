@@ -1,4 +1,4 @@
-"""What NCCL's own ranges say of the communication kernels that they launched, and of a process's rank."""
+"""NCCL's own ranges: what they say about communication kernels and about the process's rank."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Communicators:
 
 
 def describe_kernels(events: Events, process: int, communicators: Communicators) -> None:
-    """Join NCCL's kernels to NCCL's calls by the launch, and note what is known of each."""
+    """Match NCCL kernels to NCCL calls by their launch, and set their collectives."""
     work, calls = events.table("work"), events.table("calls")
     texts = list(events.strings)
     is_nccl = np.array([text.startswith("nccl") for text in texts], np.bool_)
@@ -94,7 +94,7 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
     process_rows = np.flatnonzero(calls["process"] == process)
     launches = dict(zip(calls["correlation"][process_rows].tolist(), process_rows.tolist(), strict=True))
     starts = {thread: [call.start_ns for call in found] for thread, found in communicators.calls.items()}
-    made: dict[tuple[int, int, int], int] = {}  # a group launches many kernels, and is gone through once
+    made: dict[tuple[int, int, int], int] = {}  # a group launches many kernels, and is searched once
     for row in rows.tolist():
         launch = launches.get(int(work["correlation"][row]), NONE)
         thread = int(calls["thread"][launch]) if launch >= 0 else NONE
@@ -117,7 +117,7 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
 
 
 def call_around(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> int | None:
-    """Return the place of NCCL's call that lies around this time."""
+    """Return the index of the NCCL call at this time."""
     index = bisect_right(starts, time_ns) - 1
     # The call may lie inside another, as those of a group do.
     while index >= 0 and calls[index].end_ns < time_ns and index > bisect_right(starts, time_ns) - 4:
@@ -126,7 +126,7 @@ def call_around(calls: list[CommunicationCall], starts: list[int], time_ns: int)
 
 
 def calls_launched_by(calls: list[CommunicationCall], index: int) -> list[CommunicationCall]:
-    """Return the calls whose work the one at this place launches: itself, or those of its group."""
+    """Return the calls that the call at this index launches: itself, or those of its group."""
     if calls[index].name != _GROUP_END:
         return [calls[index]]
     first = index

@@ -1,4 +1,4 @@
-"""What the device did, and the calls that asked for it, as CUPTI's tables of an export have them."""
+"""Device work and the calls that launched it, from the CUPTI tables of an export."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _COPY_KINDS: Final = ("copyKind", "srcKind", "dstKind")
 _MEMORY: Final = {0: "Pageable", 1: "Pinned", 2: "Device", 4: "Managed"}
 PID_BITS: Final = 24
 PID_MASK: Final = 0xFFFFFF
-_UNKNOWN: Final = 1 << 30  # no process has this number: what a reduced copy of an export leaves out
+_UNKNOWN: Final = 1 << 30  # not a real process id: for reduced exports without process columns
 
 
 def process_of(numbers: Any) -> Any:
-    """Return the process in a globalPid or globalTid; a number of no process where there is none."""
+    """Return the process in a globalPid or globalTid; or the placeholder above."""
     return np.where(numbers < 0, _UNKNOWN, np.asarray(numbers, np.int64) >> PID_BITS & PID_MASK)
 
 
 def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
-    """Return the texts of these numbers and of no others: the table also holds whole environments."""
+    """Return only the texts of these numbers: the table also holds environment variables."""
     used = distinct(np.concatenate([np.empty(0, np.int64), *(distinct(column) for column in columns)]))
     return file.texts("StringIds", ("id", "value"), used)
 
@@ -67,7 +67,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
     _add_work(events, kernels, names=events.name_ids(names, texts_of(file, names)))
     del kernels, names
     copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", *_COPY_KINDS))
-    # The kinds are small numbers: three in one.
+    # The kinds are small numbers: three are packed into one.
     kind, source, target = (np.asarray(copies[name], np.int64) & 0xFF for name in _COPY_KINDS)
     kinds = groups(kind << 16 | source << 8 | target)
     directions, name_ids = [], []
@@ -93,7 +93,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
         kind=int(DeviceEvent.MEMSET),
         bytes=memsets["bytes"],
     )
-    # Graphs that were recorded as a whole: busy time of which no kernel is known.
+    # Graphs recorded as a whole: busy time without kernels.
     graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
     replayed = distinct(graphs["graphExecId"]).tolist()
     titles = {number: f"CUDA graph {number}" for number in replayed}
@@ -129,7 +129,7 @@ def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) 
 
 
 def settle_process(events: Events) -> None:
-    """Give work without a process that of the calls, where all are of one; else a process of its own."""
+    """Assign work without a process to the only process with calls, else to one of its own."""
     work, calls = events.table("work"), events.table("calls")
     known = distinct(calls["process"][calls["process"] != _UNKNOWN])
     only = int(known[0]) if len(known) == 1 else NONE

@@ -1,4 +1,4 @@
-"""What an export says of its version, clock and devices, and of what was not recorded."""
+"""Version, clock, devices and recording gaps of an export."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def devices_of(file: SqliteFile, process: int) -> tuple[TraceDevice, ...]:
 
 
 def doubts_of(file: SqliteFile, process: int, events: int) -> Iterator[str]:
-    """Yield what the profiler itself said was not recorded of a process that used a device.
+    """Yield the profiler's own warnings about events missing from a process that used a device.
 
-    It also warns of processes that never touched one, and of ranges that are all there: those say nothing.
+    Its warnings about other processes and about complete ranges are ignored.
     """
     where = f"where globalPid >> 24 & 16777215 = {int(process)}"
     if not file.has("DIAGNOSTIC_EVENT", "text", "globalPid"):

@@ -44,13 +44,13 @@ class _Table:
         return self.columns.get(name, [""] * self.rows)
 
     def numbers(self, name: str) -> Longs:
-        """Return the number in each text of a column, as in "Agent 1"; -1 where there is none."""
+        """Return the number in each text of a column, as in "Agent 1"; -1 without one."""
         found = (re.search(r"\d{1,18}", text) for text in self.texts(name))
         return np.array([int(number[0]) if number else NONE for number in found], np.int64)
 
 
 def read_trace(source: ByteSource) -> Iterator[Trace]:
-    """Yield the trace of the process; tables of the same name beside it are read with it."""
+    """Yield the trace of the process; tables of the same name next to it are read with it."""
     text = b"".join(source.chunks())
     check(len(text) * 8, source.memory_bytes, source.name)
     tables = {_KERNELS: _read(text, source)}
@@ -106,7 +106,7 @@ def _read(text: bytes, source: ByteSource) -> _Table:
     try:
         return _Table(csv.reader(lines), source.memory_bytes, source.name)
     except csv.Error as error:
-        raise BadInput(f"is not a table of rocprofv3: {error}", where=source.name) from error
+        raise BadInput(f"is not a rocprofv3 table: {error}", where=source.name) from error
 
 
 def _times(table: _Table) -> dict[str, Longs]:

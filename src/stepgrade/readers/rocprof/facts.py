@@ -1,4 +1,4 @@
-"""What all of ROCm's files share: how they are recorded, what work is by its name, and the end of reading."""
+"""Shared by all ROCm formats: recording advice, kinds of work by name, and building the traces."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def traces_of(
     ]
     if not found:
         hint = f"record with {_RECORD}"
-        raise BadInput("a file of ROCm's profiler without any kernels", where=name, hint=hint)
+        raise BadInput("a ROCm profile without any kernels", where=name, hint=hint)
     del work
     for process, known in in_order(found):
         yield events.take(process, facts, known)

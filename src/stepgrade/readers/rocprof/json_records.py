@@ -102,7 +102,7 @@ class _Metadata(Struct, frozen=True):
 
 
 class _Process(Struct, frozen=True):
-    """What is kept of a process: nothing of its command, its node or its configuration."""
+    """The fields of a process that are kept; not its command, node or configuration."""
 
     metadata: _Metadata = _Metadata()
     agents: list[_Agent] = []

@@ -51,7 +51,7 @@ _EVENT_BYTES = (
 
 
 class _Stack(NamedTuple):
-    """What the frames of an allocation say: who asked for it, and in which pass."""
+    """Who requested an allocation, and in which pass, by its stack."""
 
     maker: Holder
     phase: int
@@ -69,7 +69,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
     """Return the allocations of the device with most of them."""
     snapshot = decode(source.chunks(), source.memory_bytes, has_rows=True)
     if not isinstance(snapshot, dict | Row) or not isinstance(snapshot.get("segments"), list | tuple):
-        raise BadInput("is a pickle, and no memory snapshot: it has no segments")
+        raise BadInput("is a pickle but not a memory snapshot: it has no segments")
     traces = [_rows(trace) for trace in _once(_list(snapshot, "device_traces"))] or [[]]
     segments = _rows(_list(snapshot, "segments"))
     reserved: Counter[int] = Counter()
@@ -88,8 +88,8 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
     history = walk_history(traces[busiest], spans)
     table = history.rows
     if not held.allocated and not len(table):
-        raise BadInput("is a memory snapshot in which nothing is allocated")
-    # What happened is counted back from what is held at the end.
+        raise BadInput("is a memory snapshot without allocations")
+    # Earlier states are computed backwards from what is held at the end.
     base = max(held.allocated - history.allocated, 0)
     reserved_base = max(held.reserved - history.reserved, 0)
     return MemoryRecording(
@@ -120,7 +120,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
 
 
 class _History(NamedTuple):
-    """What happened on a device, entry by entry; amounts count from its first one."""
+    """The history of a device, entry by entry; amounts are relative to the first."""
 
     rows: Longs  # of _COLUMNS each
     makers: dict[Holder, int]
@@ -142,7 +142,7 @@ def walk_history(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> 
     for action, size, address, time_ns, free, frames in _fields_of(entries):
         if action in _GROWS:
             reserved += _GROWS[action] * size
-            # An allocator that finds no room gives back what it holds, and asks for more again.
+            # An allocator without room releases its cache and retries.
             retries += gave_back and _GROWS[action] > 0
             gave_back = _GROWS[action] < 0
             continue
@@ -160,7 +160,7 @@ def walk_history(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> 
         try:
             rows.extend((time_ns, change, address, phase, maker, reserved))
         except OverflowError:
-            raise BadInput("is a memory snapshot whose sizes add up to more than any memory") from None
+            raise BadInput("is a memory snapshot with impossible sizes") from None
         count += 1
         allocated += change
     table = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
@@ -185,7 +185,7 @@ def _fields_of(entries: Sequence[Entry]) -> Iterator[tuple[str, int, int, int, i
 
 
 def failure_in(history: _History, base: int, reserved_base: int) -> OutOfMemory | None:
-    """Return what an entry of the kind `oom` says: what was asked, what was free, what was held then."""
+    """Return what an `oom` entry says: the requested, free and held bytes."""
     if history.failed is None:
         return None
     asked, free, allocated, reserved, where = history.failed
@@ -217,7 +217,7 @@ class _Stacks:
         self._frames: dict[int, tuple[str, str, PythonFrame] | None] = {}
 
     def read(self, frames: Plain) -> _Stack:
-        """Return who asked for an allocation, and in which pass."""
+        """Return who requested an allocation, and in which pass."""
         if not isinstance(frames, list | tuple):
             frames = ()
         known = self._known.get(id(frames))
@@ -296,7 +296,7 @@ def _notes(history: _History) -> tuple[Note, ...]:
         text = "The history of allocations was not recorded: only what is held at the end is known."
         notes.append(Note("no_memory_history", text))
     elif not history.has_frames:
-        text = "The snapshot has no Python stacks, so that what the memory is for cannot be told."
+        text = "The snapshot has no Python stacks, so the purpose of allocations is unknown."
         notes.append(Note("no_memory_stacks", text))
     return tuple(notes)
 
@@ -332,5 +332,5 @@ def _size(row: Entry, key: str) -> int:
 
 
 def _number(value: Plain) -> int:
-    """Return a number of a row, 0 where it is none, or none that makes sense."""
+    """Return a number of a row; 0 if it is missing or out of range."""
     return value if type(value) is int and 0 <= value < _LARGEST else 0

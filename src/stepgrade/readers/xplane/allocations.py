@@ -1,4 +1,4 @@
-"""What was in use on a device after each allocation, as the allocator of XLA tells it."""
+"""Memory in use on a device after each allocation, as XLA's allocator reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 1 << 50
 
 
 def memory_events(host: list[Plane], device: int, zero_ns: int) -> MemoryEvents | None:
-    """Return the allocations of one device in order of time; None where the profile has none of it.
+    """Return the allocations of one device in order of time; None without any.
 
     What is reserved is the memory of a program that runs on a TPU, beside that of its arguments and results.
     """

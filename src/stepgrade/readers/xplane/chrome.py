@@ -34,8 +34,8 @@ _PROFILER: Final = replace(
     PROFILER,
     format="xla_trace",
     producer="JAX (trace.json)",
-    record_operations="Give the .xplane.pb that lies beside it: trace.json.gz has no HLO.",
-    record_layers="Give the .xplane.pb that lies beside it: it says which scopes an operation is of.",
+    record_operations="Pass the .xplane.pb next to it: trace.json.gz has no HLO.",
+    record_layers="Pass the .xplane.pb next to it: it has the scopes of operations.",
 )
 
 
@@ -66,7 +66,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         events = from_json(b"".join(pieces), _File).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
-        raise BadJson(f"is not a trace of JAX{reason}", where=source.name) from error
+        raise BadJson(f"is not a JAX trace{reason}", where=source.name) from error
     names = {event.pid: str(event.args.get("name", "")) for event in events if event.name == "process_name"}
     threads = {
         (event.pid, event.tid): str(event.args.get("name", ""))

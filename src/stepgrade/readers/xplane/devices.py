@@ -20,12 +20,12 @@ from stepgrade.readers.xplane.steps import ProgramRuns
 _COPY: Final = re.compile(r"mem(cpy|set)", re.IGNORECASE)
 _ASYNC_COPY: Final = re.compile(r"%?copy-(start|done)")
 _SIZE: Final = re.compile(r"\bsize:(\d{1,15})")
-# A thread for what a program runs on a device: by the device's clock, and in no call of the host.
+# A thread for device programs: on the device's clock, outside any host call.
 PROGRAM_THREAD: Final = 1 << 40
 
 
 def is_streams(plane: Plane) -> bool:
-    """Tell whether a device has streams, as a GPU has; its other lines then say the same again."""
+    """Tell whether a device has streams, as a GPU has; its other lines are then redundant."""
     return any(line.name.startswith("Stream #") for line in plane.lines)
 
 
@@ -176,7 +176,7 @@ def own_time(plane: Plane, control: Longs, leaves: Longs) -> tuple[Longs, Longs]
 
 
 def _collectives(events: Events, operations: PlaneOperations) -> Ids:
-    """Return the place of what each operation says of its message, NONE for no collective."""
+    """Return the index of each operation's collective; NONE without one."""
     known = events.collectives
     sent = [
         NONE if op.collective is None else known.setdefault(op.collective, len(known))

@@ -171,7 +171,7 @@ class Module:
                 waiting.extend(inner.called)
 
     def around(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Yield the instructions that call the one, from the nearest outwards."""
+        """Yield the callers of an instruction, innermost first."""
         for _ in range(_DEEPEST):
             caller = self.callers.get(instruction.computation)
             if caller is None or caller is instruction:
@@ -187,7 +187,7 @@ class Module:
         return found.shape if found else Shape()
 
     def product_flops(self, instruction: Instruction) -> int | None:
-        """Return the FLOPs of a matrix product or convolution; None if it is none."""
+        """Return the FLOPs of a matrix product or convolution; None for other operations."""
         shape, target = instruction.shape.first, instruction.target
         contracted: Dims | None = None
         if instruction.opcode == "dot" and instruction.dot:
@@ -223,7 +223,7 @@ class Module:
         return tuple(axes) if len(axes) == len(contracted) else None
 
     def config_of(self, instruction: Instruction) -> dict[str, Any]:
-        """Return what the backend says of an instruction."""
+        """Return the backend config of an instruction."""
         offset, end = instruction.config
         try:
             found = msgspec.json.decode(self.data[offset:end])
@@ -232,13 +232,13 @@ class Module:
         return found if isinstance(found, dict) else {}
 
     def trips(self, loop: Instruction) -> int | None:
-        """Return how often a loop runs, where the compiler knows it."""
+        """Return the trip count of a loop, if the compiler knows it."""
         known = self.config_of(loop).get("known_trip_count")
         count = str(known.get("n")) if isinstance(known, dict) else ""
         return int(count) if count.isdecimal() and len(count) < 8 and int(count) else None
 
     def arithmetic_flops(self, instruction: Instruction) -> int:
-        """Return the FLOPs of what is no product: one for each element that arithmetic makes."""
+        """Return the FLOPs of elementwise operations: one per computed element."""
         total = 0
         for inner in self.inside(instruction):
             if inner.opcode in _ARITHMETIC:
@@ -337,7 +337,7 @@ def _read_instruction(data: bytes, offset: int, end: int) -> Instruction:
 
 
 def _read_dilation(data: bytes, field: WireField) -> int:
-    """Return into how many places the elements of a convolution's input are spread."""
+    """Return the dilation of a convolution's input."""
     product = 1
     for window in walk(data, field.value, field.after):
         if window.number == 1 and window.kind == LENGTH:

@@ -1,4 +1,4 @@
-"""The operations of a profile's programs, as the model has them: names, costs, passes and layers."""
+"""The operations of a profile's programs: names, costs, passes and layers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HloOperation(Struct, kw_only=True):
     program: Module | None = None
 
     def described(self, layer: str | None) -> Inputs:
-        """Return what is known of one execution."""
+        """Return what is known about one execution."""
         return Inputs(
             dims=b"[]",
             types=json.encode(self.types),
@@ -96,7 +96,7 @@ class Programs:
         if found is None:
             path = plain_path(path)
             opcode = hlo.lstrip("%").rstrip(".0123456789")
-            # Without its HLO a fusion may be anything, a product too.
+            # Without its HLO a fusion may be anything, including a matmul.
             is_unknown = opcode.endswith("fusion") and not path
             return HloOperation(
                 name=_UNKNOWN_FUSION if is_unknown else _name(opcode, opcode, path),
@@ -108,7 +108,7 @@ class Programs:
                 collective=_collective(opcode, None, None),
             )
         decoded, passes = found
-        # Devices run the same program: what is known of an operation is worked out for the first of them.
+        # Devices run the same program: what is known of an operation is computed for the first of them.
         key = (id(decoded), hlo, path, self._seen.setdefault(seen, seen))
         if key not in self._operations:
             self._operations[key] = _from_module(decoded, decoded.by_name[hlo], passes, path, seen)
@@ -150,7 +150,7 @@ def _from_module(
     path = plain_path(instruction.path or path or next((other.path for other in inside if other.path), ""))
     main = max(products, key=lambda found: found[1])[0] if products else instruction
     opcode = next((other.opcode for other in counted if COLLECTIVE.match(other.opcode)), main.opcode)
-    # How often a loop without events of its own ran, and which branch was taken, is not known.
+    # How often a loop without events of its own ran, and which branch was taken, is unknown.
     unknown = instruction.opcode in ("while", "conditional") and not is_control_flow
     unknown |= instruction.opcode == "custom-call" and not products
     flops = None if unknown else sum(found[1] for found in products)
@@ -211,7 +211,7 @@ def _name(opcode: str, own: str, path: str, target: str = "") -> str:
 
 
 def _collective(opcode: str, instruction: Instruction | None, module: Module | None) -> Collective | None:
-    """Return what a collective says of its message."""
+    """Return the message of a collective."""
     if COLLECTIVE.match(opcode) is None:
         return None
     name = COLLECTIVE.sub(lambda found: found[1], opcode)
@@ -271,7 +271,7 @@ class PlaneOperations(Struct, kw_only=True):
         return max(sizes, key=math.prod, default=None)
 
     def name_ids(self, events: Events) -> Ids:
-        """Return where the name of each operation is kept."""
+        """Return the name id of each operation."""
         return np.array([*(events.name_id(op.name) for op in self.operations), 0], np.int32)
 
 

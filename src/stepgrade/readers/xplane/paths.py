@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _WRAPPED: Final = re.compile(r"([\w.]{1,40})\((.*)\)")
-# Names of JAX's own machinery: they are no scope of the program.
+# JAX's own names, which are not scopes of the program.
 _MACHINERY: Final = re.compile(
     r"(while|body|cond|closed_call|checkpoint|rematted_computation|remat\d?|pjit|main|core_call|shard_map|xla_call"
     r"|custom_[jv]+p_call(_jaxpr)?|branch_\d{1,4}_fun|scan|body_fun|cond_fun|named_call|checkpoint_name)?"
@@ -24,7 +24,7 @@ def plain_path(path: str) -> str:
 
 
 def direction_of(path: str) -> str | None:
-    """Return the pass that a path belongs to: forward, backward, recompute; None where it says nothing."""
+    """Return the pass that a path belongs to: forward, backward, recompute; None if unknown."""
     if "transpose(" in path:
         return "recompute" if _RECOMPUTED.search(path) else "backward"
     if "rematted_computation" in path:

@@ -18,7 +18,7 @@ MISSING: Final = np.iinfo(np.int64).min
 NUMBERS: Final = ("program_id", "run_id", "device_ordinal", "step_num", "correlation_id")
 TEXTS: Final = ("hlo_op", "hlo_module", "tf_op", "name", "memcpy_details")
 Stat: TypeAlias = int | float | str | tuple[int, int]  # bytes: where they begin and end
-# What the runtime writes about itself, thousands of times a step.
+# The runtime's own events, thousands per step.
 NOISE: Final = re.compile(
     r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
     r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
@@ -169,7 +169,7 @@ class _Parts:
         self._lay_out_metadata()
 
     def _lay_out_metadata(self) -> None:
-        """Put what metadata says of all its events into tables by its place, with one more place for none."""
+        """Put what metadata says of all its events into tables by its index, with one more entry for none."""
         keys = np.array([*self.metadata], np.uint64).view(np.int64)
         order = np.argsort(keys, kind="stable")
         self.keys: Longs = keys[order]
@@ -329,7 +329,7 @@ class _Parts:
         return chunk, int(known.sum())
 
     def _add_allocations(self, starts: Longs, ends: Longs, line: Ids, name: Ids) -> None:
-        """Keep what some events of the allocator tell."""
+        """Keep the allocator's events."""
         count = len(starts)
         offset = np.zeros(count, np.int64)
         stats: dict[str, Column] = {}
@@ -343,7 +343,7 @@ class _Parts:
         self.allocations.append(_Chunk(line=line, name=name, start_ns=start, end_ns=start, stats=stats))
 
     def _names_of(self, metadata: Longs) -> Ids:
-        """Return the place of the name of each event."""
+        """Return the name index of each event."""
         if not len(self.keys):
             return np.full(len(metadata), NONE, np.int32)
         found = np.minimum(np.searchsorted(self.keys, metadata), len(self.keys) - 1)

@@ -1,7 +1,7 @@
 """A profile of XLA to the traces of its devices.
 
 Operations run on the streams of a GPU, on the line of a TPU, or, where there is no device, on threads of the
-host. Lines that a viewer derived from others say the same again and are not read.
+host. Lines that a viewer derived from others are redundant and not read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MEMORY_PER_BYTE: Final = 9
 _DEVICE: Final = re.compile(r"/device:(?!CUSTOM)[A-Z]\w{1,20}:(\d{1,6})")
 _OF_RUNTIME: Final = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
 # What programs annotate, and calls of compiled functions; of the runtime's own names most have colons. It
-# runs every program by the same calls: they say nothing of which one, and are no steps.
+# runs every program by the same calls: they do not identify it, and are not steps.
 _ANNOTATION: Final = re.compile(
     r"(?!\$|.*::|end: |Rendezvous|ParseArguments|Handle inputs|D2D Dispatch|PJRT_|ThenExecuteCallback"
     r"|ComputeSemaphore|Resolve constant globals|Build buffer allocations|MakeOutputBuffers).+",
@@ -69,7 +69,7 @@ def traces_of(data: bytes, space: PlaneSpace, name: str, profiler: Profiler) -> 
     if found:
         return
     if space.is_cut:
-        problem = "is a damaged XPlane: its planes cannot be read"
+        problem = "is a damaged XPlane file: its planes cannot be read"
         raise BadInput(problem, where=name, hint="was it copied as text, or cut off?")
     raise BadInput(
         "is a profile of XLA without any operations of a device",
@@ -97,7 +97,7 @@ class _Profile:
         damaged = sum(plane.damaged for plane in space.planes)
         doubts = [f"{damaged:,} events of the profile are damaged and left out."] if damaged else []
         if space.is_cut:
-            doubts.append("The profile is cut off: what stood after its end is missing.")
+            doubts.append("The profile is truncated: events at its end are missing.")
         self.facts = CaptureFacts(
             name=name,
             profiler=profiler,
@@ -148,7 +148,7 @@ class _Profile:
                     yield self._take(events, known)
 
     def _take(self, events: Events, known: RankFacts) -> Trace:
-        """Return the trace of one device. Its number is that of its host: which rank it is, is not said."""
+        """Return the trace of one device. Its number is the host's; its rank is unknown."""
         events.join()
         return events.take(0, self.facts, known, zero_ns=self.zero_ns)
 

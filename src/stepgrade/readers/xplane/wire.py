@@ -1,8 +1,8 @@
 """Protobuf's wire format in bulk: the fields of many messages at once, in numpy columns.
 
 Each round takes the next field of every message that has one left, so that Python does a step for each field
-of a message and not for each message. Messages may have their fields in any order. What is damaged ends its
-message: no field is read beyond the message that it lies in.
+of a message and not for each message. Messages may have their fields in any order. Damaged bytes end their
+message: no field is read beyond its message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ROUNDS: Final = 40
 class Round(NamedTuple):
     """One field of each of several messages."""
 
-    message: Longs  # its place among those that were given
+    message: Longs  # its index among the given messages
     number: Longs
     kind: Longs
-    value: Longs  # of a length: where the bytes begin
-    size: Longs  # in bytes, of a length
+    value: Longs  # for LENGTH: the offset of the bytes
+    size: Longs  # in bytes, for LENGTH
     is_uniform: bool = False  # all have the same number and kind, as they mostly do
 
     def taking(self, number: int, kind: int) -> tuple[Longs, Longs, Longs]:
@@ -142,7 +142,7 @@ _FOLDS: Final = tuple(
 
 
 def _varints(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
-    """Return the numbers at these places, where they end, and which of them are sound."""
+    """Return the numbers at these offsets, where they end, and which are valid."""
     if not len(offset) or len(octets) < _EIGHT:
         return _varints_by_byte(octets, offset, end)
     sound = offset < end
@@ -152,7 +152,7 @@ def _varints(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, Longs, ND
     longer = np.flatnonzero(byte > 0x7F)
     if not len(longer):
         return value, after, sound
-    # Eight bytes from every place on are one number; the first without its highest bit ends the varint.
+    # Eight bytes from every offset are one number; the first without its highest bit ends the varint.
     at = offset[longer]
     inside = at + _EIGHT <= len(octets)
     words = np.lib.stride_tricks.as_strided(
@@ -196,7 +196,7 @@ def _varints_by_byte(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, L
 
 
 def doubles(data: bytes, offsets: Longs) -> NDArray[np.float64]:
-    """Return the numbers of eight bytes at these places."""
+    """Return the 8-byte floats at these offsets."""
     octets: Bytes = np.frombuffer(data, np.uint8)
     parts = octets[offsets[:, None] + np.arange(8)] if len(offsets) else np.zeros((0, 8), np.uint8)
     return np.ascontiguousarray(parts).view("<f8").reshape(-1).astype(np.float64)
