@@ -17,7 +17,7 @@ _MOST_CONFIG = 1 << 16
 MOST_EVENTS = 20_000
 
 
-class Fact(Struct, frozen=True):
+class HeaderFact(Struct, frozen=True):
     """Something that a log prints once: a word of the line, its pattern, its name, its unit."""
 
     literal: bytes
@@ -28,92 +28,100 @@ class Fact(Struct, frozen=True):
 
 _BILLION = 1e9
 # The first match counts, except for those in _MOST_OF.
-NUMBERS: tuple[Fact, ...] = (
-    Fact(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30),
-    Fact(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
-    Fact(b"world size", rb"world size: ?" + _N, "world"),
-    Fact(b"World size", rb"World size: ?" + _N, "world"),
-    Fact(b"Num_devices", rb"Num_devices: ?" + _N, "world"),
-    Fact(b"Num GPUs", rb"Num GPUs(?: used)? = ?" + _N, "world"),
-    Fact(b"number of devices", rb"number of devices: ?" + _N, "world"),
-    Fact(b"--gpus=", rb"--gpus=" + _N, "world"),
-    Fact(b"nproc_per_node", rb"nproc[_-]per[_-]node[= ]" + _N, "local_world"),
-    Fact(b"nnodes", rb"nnodes[= ]" + _N, "nodes"),
-    Fact(b"num_processes", rb"num_processes[= ]" + _N, "world"),
-    Fact(b"total parameters", rb"size: ?" + _N + rb" total parameters", "parameters"),
-    Fact(b"number parameters", rb"number parameters: " + _N + rb" billion", "parameters", _BILLION),
-    Fact(b"number of parameters: ", rb"number of parameters: " + _N + rb"M\b", "parameters", 1e6),
-    Fact(b"number of parameters: ", rb"number of parameters: " + _N + rb"\s", "parameters"),
-    Fact(
+NUMBERS: tuple[HeaderFact, ...] = (
+    HeaderFact(
+        b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30
+    ),
+    HeaderFact(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
+    HeaderFact(b"world size", rb"world size: ?" + _N, "world"),
+    HeaderFact(b"World size", rb"World size: ?" + _N, "world"),
+    HeaderFact(b"Num_devices", rb"Num_devices: ?" + _N, "world"),
+    HeaderFact(b"Num GPUs", rb"Num GPUs(?: used)? = ?" + _N, "world"),
+    HeaderFact(b"number of devices", rb"number of devices: ?" + _N, "world"),
+    HeaderFact(b"--gpus=", rb"--gpus=" + _N, "world"),
+    HeaderFact(b"nproc_per_node", rb"nproc[_-]per[_-]node[= ]" + _N, "local_world"),
+    HeaderFact(b"nnodes", rb"nnodes[= ]" + _N, "nodes"),
+    HeaderFact(b"num_processes", rb"num_processes[= ]" + _N, "world"),
+    HeaderFact(b"total parameters", rb"size: ?" + _N + rb" total parameters", "parameters"),
+    HeaderFact(b"number parameters", rb"number parameters: " + _N + rb" billion", "parameters", _BILLION),
+    HeaderFact(b"number of parameters: ", rb"number of parameters: " + _N + rb"M\b", "parameters", 1e6),
+    HeaderFact(b"number of parameters: ", rb"number of parameters: " + _N + rb"\s", "parameters"),
+    HeaderFact(
         b"on model parallel rank",
         rb"parameters on model parallel rank 0:? +" + _N + rb"\s*$",
         "shard_parameters",
     ),
-    Fact(
+    HeaderFact(
         b"on model parallel rank",
         rb"model parallel rank 0:? +" + _N + rb" Billion",
         "shard_parameters",
         _BILLION,
     ),
-    Fact(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): " + _N, "shard_parameters"),
-    Fact(b"num_parameters", rb"num_parameters[ :=|]+" + _N, "parameters"),
-    Fact(b"dummy tokens", rb"dummy tokens \(new size: " + _N, "padded_vocab_size"),
-    Fact(b"FLOPs per token", rb"Estimated FLOPs per token: " + _N, "flops_per_token"),
-    Fact(b"Total TFLOPs", rb"Total TFLOPs: " + _N, "device_step_flops", 1e12),
-    Fact(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: " + _N, "peak_flops"),
-    Fact(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): " + _N, "peak_flops"),
-    Fact(b"local batch size", rb"local batch size:? " + _N, "micro_batch_size"),
-    Fact(b"global batch size", rb"global batch size " + _N, "global_batch_size"),
-    Fact(b"accumulation steps", rb"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?" + _N, "accumulation"),
-    Fact(b"sequence length", rb"sequence length:? (?:T +\| )?" + _N, "seq_length"),
-    Fact(b"--training.seq_len", rb"--training\.seq_len[= ]" + _N, "seq_length"),
-    Fact(b"--seq-len", rb"--seq-len[= ]" + _N, "seq_length"),
-    Fact(b"--batch-size", rb"--batch-size[= ]" + _N, "micro_batch_size"),
-    Fact(b"--grad-accumulation", rb"--grad-accumulation[= ]" + _N, "accumulation"),
-    Fact(b"max_target_length", rb"max_target_length: " + _N, "seq_length"),
-    Fact(b"per_device_batch_size", rb"per_device_batch_size: " + _N, "micro_batch_size"),
-    Fact(b"tokens per iteration", rb"tokens per iteration will be: " + _N, "step_tokens"),
-    Fact(b"otal batch size", rb"Total batch size " + _N + rb" => gradient accumulation", "step_tokens"),
-    Fact(b"desired batch size", rb"total desired batch size: " + _N, "step_tokens"),
-    Fact(b"effective batch", rb"effective batch: " + _N + rb" tokens/step", "step_tokens"),
-    Fact(b"total batch size", rb"\| total batch size +\| " + _N, "step_tokens"),
-    Fact(b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= " + _N, "rank_tokens"),
-    Fact(b"Tokens / micro-batch:", rb"Tokens / micro-batch: " + _N, "micro_tokens"),
-    Fact(b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?" + _N, "global_batch_size"),
-    Fact(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?" + _N, "global_batch_size"),
-    Fact(b"batch size per device", rb"[Bb]atch size per device = ?" + _N, "micro_batch_size"),
-    Fact(b"Total optimization steps", rb"Total optimization steps = ?" + _N, "total_steps"),
-    Fact(b"Total steps", rb"Total steps = ?" + _N, "total_steps"),
-    Fact(b"trainable parameters", rb"[Tt]rainable parameters ?[=:] ?" + _N, "trained_parameters"),
-    Fact(b"seconds used for training", _N + rb" seconds used for training", "train_seconds"),
-    Fact(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
-    Fact(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
-    Fact(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
+    HeaderFact(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): " + _N, "shard_parameters"),
+    HeaderFact(b"num_parameters", rb"num_parameters[ :=|]+" + _N, "parameters"),
+    HeaderFact(b"dummy tokens", rb"dummy tokens \(new size: " + _N, "padded_vocab_size"),
+    HeaderFact(b"FLOPs per token", rb"Estimated FLOPs per token: " + _N, "flops_per_token"),
+    HeaderFact(b"Total TFLOPs", rb"Total TFLOPs: " + _N, "device_step_flops", 1e12),
+    HeaderFact(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: " + _N, "peak_flops"),
+    HeaderFact(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): " + _N, "peak_flops"),
+    HeaderFact(b"local batch size", rb"local batch size:? " + _N, "micro_batch_size"),
+    HeaderFact(b"global batch size", rb"global batch size " + _N, "global_batch_size"),
+    HeaderFact(b"accumulation steps", rb"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?" + _N, "accumulation"),
+    HeaderFact(b"sequence length", rb"sequence length:? (?:T +\| )?" + _N, "seq_length"),
+    HeaderFact(b"--training.seq_len", rb"--training\.seq_len[= ]" + _N, "seq_length"),
+    HeaderFact(b"--seq-len", rb"--seq-len[= ]" + _N, "seq_length"),
+    HeaderFact(b"--batch-size", rb"--batch-size[= ]" + _N, "micro_batch_size"),
+    HeaderFact(b"--grad-accumulation", rb"--grad-accumulation[= ]" + _N, "accumulation"),
+    HeaderFact(b"max_target_length", rb"max_target_length: " + _N, "seq_length"),
+    HeaderFact(b"per_device_batch_size", rb"per_device_batch_size: " + _N, "micro_batch_size"),
+    HeaderFact(b"tokens per iteration", rb"tokens per iteration will be: " + _N, "step_tokens"),
+    HeaderFact(b"otal batch size", rb"Total batch size " + _N + rb" => gradient accumulation", "step_tokens"),
+    HeaderFact(b"desired batch size", rb"total desired batch size: " + _N, "step_tokens"),
+    HeaderFact(b"effective batch", rb"effective batch: " + _N + rb" tokens/step", "step_tokens"),
+    HeaderFact(b"total batch size", rb"\| total batch size +\| " + _N, "step_tokens"),
+    HeaderFact(
+        b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= " + _N, "rank_tokens"
+    ),
+    HeaderFact(b"Tokens / micro-batch:", rb"Tokens / micro-batch: " + _N, "micro_tokens"),
+    HeaderFact(
+        b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?" + _N, "global_batch_size"
+    ),
+    HeaderFact(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?" + _N, "global_batch_size"),
+    HeaderFact(b"batch size per device", rb"[Bb]atch size per device = ?" + _N, "micro_batch_size"),
+    HeaderFact(b"Total optimization steps", rb"Total optimization steps = ?" + _N, "total_steps"),
+    HeaderFact(b"Total steps", rb"Total steps = ?" + _N, "total_steps"),
+    HeaderFact(b"trainable parameters", rb"[Tt]rainable parameters ?[=:] ?" + _N, "trained_parameters"),
+    HeaderFact(b"seconds used for training", _N + rb" seconds used for training", "train_seconds"),
+    HeaderFact(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
+    HeaderFact(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
+    HeaderFact(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
     # Megatron-LM writes a line for each rank, in MiB; DeepSpeed prints one on request.
-    Fact(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
-    Fact(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
-    Fact(b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9),  # litgpt's are decimal
+    HeaderFact(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
+    HeaderFact(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
+    HeaderFact(
+        b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9
+    ),  # litgpt's are decimal
 )
 # Printed by several ranks or at several times: the maximum counts.
 _MOST_OF = ("world", "peak_bytes")
 _NAME = rb"([A-Za-z0-9][\w .()/+-]{1,60}?)"
-TEXTS: tuple[Fact, ...] = (
-    Fact(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
-    Fact(b"Num GPUs", rb"(?:\bGPU: |/\|\s+)" + _NAME + rb"\. Num GPUs", "device"),
-    Fact(b"GPU: ", rb"\bGPU: " + _NAME + rb"(?:\. |\.?$| \||, | \(\d)", "device"),
-    Fact(b"Device 0: ", rb"Device 0: " + _NAME + rb"$", "device"),
-    Fact(b"flops undefined for", rb"flops undefined for: " + _NAME + rb"(?:,|$)", "device"),
-    Fact(b"computeCapability", rb"name: " + _NAME + rb" computeCapability", "device"),
-    Fact(b"| device  ", rb"\| device +\| " + _NAME + rb" +\|", "device"),
-    Fact(b"TFRT TPU", rb"TFRT (TPU v\w{1,8})", "device"),
-    Fact(b"Model ", rb"Model (\w{1,20} [\w.-]{1,20}) size: [\d,]{1,24} total", "model"),
-    Fact(b"Running Model", rb"Running Model: ([\w.-]{1,40})", "model"),
-    Fact(b"--model", rb"--model(?:_name_or_path)?[= ]['\"]?([\w./-]{2,80})", "model"),
-    Fact(b"--matmul-dtype", rb"--matmul-dtype[= ](\w{2,10})", "precision"),
-    Fact(b"for parameters", rb"using torch\.(\w{4,10}) for parameters", "precision"),
-    Fact(b"--training.dtype", rb"--training\.(?:mixed_precision_)?dtype[= ](\w{4,10})", "precision"),
-    Fact(b"COMPUTE_DTYPE", rb"COMPUTE_DTYPE: (?:torch\.)?(\w{4,10})", "precision"),
-    Fact(b"PyTorch", rb"(?:Running )?PyTorch(?: version)?:? (\d[\w.+]{2,30})", "torch"),
+TEXTS: tuple[HeaderFact, ...] = (
+    HeaderFact(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
+    HeaderFact(b"Num GPUs", rb"(?:\bGPU: |/\|\s+)" + _NAME + rb"\. Num GPUs", "device"),
+    HeaderFact(b"GPU: ", rb"\bGPU: " + _NAME + rb"(?:\. |\.?$| \||, | \(\d)", "device"),
+    HeaderFact(b"Device 0: ", rb"Device 0: " + _NAME + rb"$", "device"),
+    HeaderFact(b"flops undefined for", rb"flops undefined for: " + _NAME + rb"(?:,|$)", "device"),
+    HeaderFact(b"computeCapability", rb"name: " + _NAME + rb" computeCapability", "device"),
+    HeaderFact(b"| device  ", rb"\| device +\| " + _NAME + rb" +\|", "device"),
+    HeaderFact(b"TFRT TPU", rb"TFRT (TPU v\w{1,8})", "device"),
+    HeaderFact(b"Model ", rb"Model (\w{1,20} [\w.-]{1,20}) size: [\d,]{1,24} total", "model"),
+    HeaderFact(b"Running Model", rb"Running Model: ([\w.-]{1,40})", "model"),
+    HeaderFact(b"--model", rb"--model(?:_name_or_path)?[= ]['\"]?([\w./-]{2,80})", "model"),
+    HeaderFact(b"--matmul-dtype", rb"--matmul-dtype[= ](\w{2,10})", "precision"),
+    HeaderFact(b"for parameters", rb"using torch\.(\w{4,10}) for parameters", "precision"),
+    HeaderFact(b"--training.dtype", rb"--training\.(?:mixed_precision_)?dtype[= ](\w{4,10})", "precision"),
+    HeaderFact(b"COMPUTE_DTYPE", rb"COMPUTE_DTYPE: (?:torch\.)?(\w{4,10})", "precision"),
+    HeaderFact(b"PyTorch", rb"(?:Running )?PyTorch(?: version)?:? (\d[\w.+]{2,30})", "torch"),
 )
 # Arguments that Megatron, GPT-NeoX and DeepSpeed dump, one to a line; nothing else of a dump is kept.
 _ARGUMENT = re.compile(
