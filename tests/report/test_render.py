@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable
 from importlib import import_module
+from itertools import compress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from stepgrade.errors import BadOption
 from stepgrade.model import Note
 from stepgrade.model.comparison import Check, GateReport
 from stepgrade.model.notes import Result
-from stepgrade.report.blocks import Bars, Block, Bullets, Facts, Heading, Paragraph, Table
+from stepgrade.report.blocks import Bars, Block, Bullets, Differences, Facts, Heading, Paragraph, Table
 from stepgrade.report.content import gate as gate_content
 from stepgrade.report.content import parity as parity_content
 from stepgrade.report.content import scorecard as scorecard_content
@@ -90,9 +91,12 @@ def texts_in(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type 
         case Bars(only=None):
             return [text for row in block.rows if row.only is None for text in (row.name, *row.cells)]
         case Table(only=None):
-            return [text for row in block.rows for text in row]
+            shown = [column.only in (None, "text") for column in block.columns]
+            return [text for row in block.rows for text in compress(row, shown)]
         case Bullets(only=None):
             return [row.text for row in block.rows if row.only is None]
+        case Differences(only=None):
+            return [block.headline[1:], *block.texts]
     return []
 
 

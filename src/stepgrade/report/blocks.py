@@ -1,8 +1,9 @@
-"""What a report is made of: content modules choose blocks once, terminal and Markdown write them.
+"""What a report is made of: content modules choose blocks once; terminal, Markdown and HTML write them.
 
 Texts in blocks are formatted but not escaped: names from files are made harmless by the writers.
-`only` says where a part is shown: "brief" where room is scarce (the terminal), "full" where every row
-has room (a document), None in both.
+`only` says where a part is shown: "brief" where room is scarce (the terminal), "full" where every row has
+room (Markdown), "text" in both of these, "page" in HTML, "document" in Markdown and HTML, None everywhere.
+A page has blocks of its own besides (`report/figures.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-Only = Literal["brief", "full"] | None
+Only = Literal["brief", "full", "text", "page", "document"] | None
+TERMINAL: tuple[Only, ...] = (None, "brief", "text")
+MARKDOWN: tuple[Only, ...] = (None, "full", "text", "document")
+HTML: tuple[Only, ...] = (None, "page", "document")
+# How a page draws the cells of a column.
+Look = Literal["", "name", "isolated", "number", "strong", "prose", "verdict", "severity"]
 
 
 class Title(Struct, frozen=True):
@@ -36,10 +42,15 @@ class Heading(Struct, frozen=True):
     name: str = ""
     narrow: str = ""  # instead of `text` where there is little room
     only: Only = None
+    level: int = 3  # of a page
+    nav: str = ""  # begins a section of a page, under this name in its navigation
 
 
 class Paragraph(Struct, frozen=True):
-    """Text in a style ("title" is bold in documents), wrapped at an indent; `mark` stands before it."""
+    """Text in a style ("title" is bold in documents), wrapped at an indent; `mark` stands before it.
+
+    On a page the text may go on with a `name` from a file and what is `after` it.
+    """
 
     text: str
     style: str | None = None
@@ -47,12 +58,15 @@ class Paragraph(Struct, frozen=True):
     hanging: int = 0  # how much further the lines after the first are indented
     mark: str = ""
     only: Only = None
+    name: str = ""
+    after: str = ""
 
 
 class Badge(Struct, frozen=True):
     """The answer in a word, with what it means beside it and `lines` below.
 
-    `scale` (0 to 1) is drawn as a place on a line with `marks` at their shares.
+    `scale` (0 to 1) is drawn as a place on a line with `marks` at their shares. A page has `title` beside
+    it, in which every second part is a name from a file, and `points` below.
     """
 
     text: str
@@ -63,6 +77,10 @@ class Badge(Struct, frozen=True):
     scale: float | None = None
     marks: tuple[tuple[float, str], ...] = ()
     only: Only = None
+    title: tuple[str, ...] = ()
+    meaning: str = ""  # of a page, before the lines
+    points: tuple[str, ...] = ()
+    is_grade: bool = False
 
 
 class Fact(Struct, frozen=True):
@@ -73,6 +91,7 @@ class Fact(Struct, frozen=True):
     style: str = "title"
     text_style: str | None = None
     only: Only = None
+    names: tuple[str, ...] = ()  # from files, each on a line of a page before the text
 
 
 class Facts(Struct, frozen=True):
@@ -102,6 +121,7 @@ class Bars(Struct, frozen=True):
     rows: tuple[Bar, ...]
     has_long_names: bool = False
     only: Only = None
+    whole: float | None = None  # on a page: what the lengths are shares of, instead of the longest
 
 
 class Column(Struct, frozen=True):
@@ -120,12 +140,14 @@ class Column(Struct, frozen=True):
     role: Literal["group", "once"] | None = None
     title: str = ""  # the head in a document, where it is another
     only: Only = None
+    look: Look = ""
 
 
 class Table(Struct, frozen=True):
     """Rows of cells, with `is_spaced` after an empty line; below `least_width` `otherwise` is drawn instead.
 
-    With `narrow_head`, a row that is too wide is drawn in two lines; with `is_cut`, it is cut.
+    With `narrow_head`, a row that is too wide is drawn in two lines; with `is_cut`, it is cut. A page has a
+    `label` for it, under which it is folded away if `is_folded`.
     """
 
     columns: tuple[Column, ...]
@@ -138,6 +160,8 @@ class Table(Struct, frozen=True):
     least_width: int = 0
     otherwise: tuple[Block, ...] = ()
     only: Only = None
+    label: str = ""
+    is_folded: bool = False
 
 
 class Bullet(Struct, frozen=True):
@@ -150,6 +174,7 @@ class Bullet(Struct, frozen=True):
     label: str = ""
     indent: int = 2
     only: Only = None
+    figure: str = ""  # behind the text, on a page
 
 
 class Bullets(Struct, frozen=True):
@@ -158,6 +183,7 @@ class Bullets(Struct, frozen=True):
     rows: tuple[Bullet, ...]
     is_spaced: bool = False
     only: Only = None
+    look: Literal["", "reasons", "note", "todo", "regressions", "alone"] = ""  # on a page
 
 
 class Chart(Struct, frozen=True):
@@ -169,7 +195,15 @@ class Chart(Struct, frozen=True):
     only: Only = "brief"
 
 
-Block = Title | Space | Heading | Paragraph | Badge | Facts | Bars | Table | Bullets | Chart
+class Differences(Struct, frozen=True):
+    """How the circumstances of two runs differ: before every figure, for it decides what they mean."""
+
+    headline: str
+    texts: tuple[str, ...]
+    only: Only = None
+
+
+Block = Title | Space | Heading | Paragraph | Badge | Facts | Bars | Table | Bullets | Chart | Differences
 
 
 def bullets(texts: Iterable[str], *, style: str | None = None, is_spaced: bool = False) -> Bullets:

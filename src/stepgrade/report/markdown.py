@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stepgrade.report.blocks import (
+    MARKDOWN,
     Badge,
     Bars,
     Block,
     Bullets,
+    Differences,
     Facts,
     Heading,
     Paragraph,
@@ -25,7 +27,11 @@ _TEXT_CELLS = 1000
 
 def write(blocks: Iterable[Block]) -> str:
     """Return the blocks that are for a document."""
-    shown = (block for block in blocks if isinstance(block, Title | Space) or block.only != "brief")
+    shown = (
+        block
+        for block in blocks
+        if isinstance(block, Title | Space) or getattr(block, "only", "page") in MARKDOWN
+    )
     parts = ["\n".join(_lines(block)) for block in shown]
     return without_line_commands("\n\n".join(part for part in parts if part), r"\::") + "\n"
 
@@ -37,24 +43,24 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
         case Heading():
             return [f"### {escaped(f'{block.text} {block.name}'.rstrip(), _NAME_CELLS)}"]
         case Paragraph():
-            capital = 1 if block.style == "title" else 0
-            return [_styled(block.text[:capital].upper() + block.text[capital:], block.style)]
+            text = _capital(block.text) if block.style == "title" else block.text
+            return [_styled(text, block.style)]
         case Badge():
             headline = f": {escaped(block.headline, _TEXT_CELLS)}" if block.headline else ""
             below = [line for text in block.lines for line in ("", escaped(text, _TEXT_CELLS))]
             return [f"**{escaped(block.text)}**{headline}", *below]
         case Facts():
-            known = [fact for fact in block.rows if fact.only != "brief"]
+            known = [fact for fact in block.rows if fact.only in MARKDOWN]
             return _table(
                 block.header, [(escaped(fact.name), _styled(fact.text, fact.text_style)) for fact in known]
             )
         case Bars():
-            drawn = [row for row in block.rows if row.only != "brief"]
+            drawn = [row for row in block.rows if row.only in MARKDOWN]
             return _table(
                 block.header, [(escaped(row.name), *(escaped(cell) for cell in row.cells)) for row in drawn]
             )
         case Table():
-            shown = [place for place, column in enumerate(block.columns) if column.only != "brief"]
+            shown = [place for place, column in enumerate(block.columns) if column.only in MARKDOWN]
             columns = [block.columns[place] for place in shown]
             heads = [column.title or column.head.capitalize() for column in columns]
             rows = [[escaped(row[place], _TEXT_CELLS) for place in shown] for row in block.rows]
@@ -64,9 +70,16 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
                 f"{'  ' if row.indent > 4 else ''}{row.mark if row.mark.endswith('.') else '-'} "
                 f"{escaped(f'{row.label}: {row.text}'.removeprefix(': '), _TEXT_CELLS)}"
                 for row in block.rows
-                if row.only != "brief"
+                if row.only in MARKDOWN
             ]
+        case Differences():
+            points = [f"- {escaped(text, _TEXT_CELLS)}" for text in block.texts]
+            return [_styled(_capital(block.headline), "title"), "", *points]
     return []
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _styled(text: str, style: str | None) -> str:

@@ -19,7 +19,7 @@ from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track
 from stepgrade.protobuf import encode_field as _field
 from stepgrade.protobuf import encode_varint as _varint
-from stepgrade.report.content.scorecard import gain, headline
+from stepgrade.report.content.scorecard import gain, grade_badge
 from stepgrade.report.names import shortened
 from stepgrade.report.own_paths import OwnPaths, without_own_paths
 from stepgrade.trace.tracks import RankCollector, lay
@@ -199,7 +199,7 @@ def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether, c
         "clock": together.basis,
         "files": ", ".join(card.source.files[:8]),
     }
-    title = "not graded" if card.grade == UNGRADED else f"{card.grade}: {headline(card)}"
+    title = "not graded" if card.grade == UNGRADED else f"{card.grade}: {grade_badge(card, {}).headline}"
     found.append(_slice(_RUN, whole, title, told))
     for number, finding in enumerate(card.findings):
         uuid = _FINDINGS + number

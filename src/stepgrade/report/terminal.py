@@ -11,12 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 from stepgrade.report.blocks import (
+    TERMINAL,
     Badge,
     Bars,
     Block,
+    Bullet,
     Bullets,
     Chart,
     Column,
+    Differences,
     Facts,
     Heading,
     Paragraph,
@@ -78,7 +81,7 @@ class _Canvas:
 
     def draw(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if isinstance(block, Title | Space) or block.only != "full":
+            if isinstance(block, Title | Space) or getattr(block, "only", "page") in TERMINAL:
                 _DRAWN_BY[type(block)](self, block)
 
     def draw_paragraph(self, block: Paragraph) -> None:
@@ -126,7 +129,7 @@ class _Canvas:
     def draw_facts(self, block: Facts) -> None:
         """Draw names and text beside them, or below them where the width leaves too little room."""
         for fact in block.rows:
-            if fact.only == "full":
+            if fact.only not in TERMINAL:
                 continue
             title = f"  {self.style(padded(shortened(fact.name), block.width), fact.style)}"
             if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
@@ -141,7 +144,7 @@ class _Canvas:
         rows = [
             (row.name, row.length, row.narrow if is_narrow and row.narrow else row.figures)
             for row in block.rows
-            if row.only != "full"
+            if row.only in TERMINAL
         ]
         longest = max((length for _, length, _ in rows), default=0.0)
         figures_width = max((cells(figures) for _, _, figures in rows), default=0)
@@ -166,7 +169,7 @@ class _Canvas:
         shown = [
             (place, column)
             for place, column in enumerate(table.columns)
-            if column.only != "full" and column.role != "group"
+            if column.only in TERMINAL and column.role != "group"
         ]
         columns = [column for _, column in shown]
         taken = table.indent - columns[0].gap + sum(column.width + column.gap for column in columns)
@@ -202,12 +205,16 @@ class _Canvas:
 
     def draw_bullets(self, block: Bullets) -> None:
         for row in block.rows:
-            if row.only == "full":
+            if row.only not in TERMINAL:
                 continue
             if block.is_spaced:
                 self.line()
             first = f"{' ' * row.indent}{self.style(row.mark, row.mark_style)} "
             self.paragraph(row.text, " " * (row.indent + len(row.mark) + 1), first, row.style)
+
+    def draw_differences(self, block: Differences) -> None:
+        self.draw_paragraph(Paragraph(block.headline, style="title", mark="!"))
+        self.draw_bullets(Bullets(tuple(Bullet(text, indent=4) for text in block.texts)))
 
     def draw_chart(self, chart: Chart) -> None:
         """Draw `·` where values are, `─` where their median is, `│` at a change of level."""
@@ -241,6 +248,7 @@ _DRAWN_BY: dict[type[Block], Callable[[_Canvas, Any], None]] = {
     Table: _Canvas.draw_table,
     Bullets: _Canvas.draw_bullets,
     Chart: _Canvas.draw_chart,
+    Differences: _Canvas.draw_differences,
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stepgrade.units import MISSING
+
 BOTTLENECKS = {
     "transfer": "Copies between host and device",
     "launch": "Launching work from the host",
@@ -26,3 +28,8 @@ GRADE_MEANINGS = {
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def joined(*parts: str | None) -> str:
+    """Return the known parts, with dots between."""
+    return " · ".join(part for part in parts if part and part != MISSING)

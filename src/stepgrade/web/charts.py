@@ -9,7 +9,8 @@ from typing import Any
 
 from stepgrade.model.run import LevelChange, Trend
 from stepgrade.report.content.comparison import show_metric
-from stepgrade.report.html.plot import Scale, Tick, even_ticks, joined
+from stepgrade.report.html.plot import Scale, Tick, even_ticks
+from stepgrade.report.words import joined
 from stepgrade.statistics import MAD_TO_SIGMA
 from stepgrade.store.tables import is_better
 from stepgrade.units import show_delta

@@ -14,9 +14,10 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
 from stepgrade.report.content.comparison import show_metric, title_of
+from stepgrade.report.content.gate import side_by_side
 from stepgrade.report.html import framed_page
-from stepgrade.report.html.gate import view as gate_view
 from stepgrade.report.html.page import PageFrame
+from stepgrade.report.html.writer import write
 from stepgrade.report.names import shortened
 from stepgrade.store.alerts import CHANNELS, STATES, Alert, Alerts, QuietHours
 from stepgrade.store.runs import KEPT_METRICS, Selection
@@ -295,7 +296,7 @@ def compare(call: ProjectCall) -> Response:
         table := table_answer(call, [msgspec.to_builtins(pair) for pair in pairs.operations], f"runs-{a}-{b}")
     ) is not None:
         return table
-    view |= {"found": gate_view(report, {}), "a": str(a), "b": str(b)}
+    view |= {"found": side_by_side(report), "write": write, "a": str(a), "b": str(b)}
     for name, some in (("pairs", pairs.operations), ("kinds", pairs.kinds)):
         view[name] = [
             {

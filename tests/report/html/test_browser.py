@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import stepgrade as sg
+from stepgrade.model.comparison import Noise
 from stepgrade.report.names import shortened
 from stepgrade.units import MISSING, show_count, show_ms, show_share, show_si
 from tests.measured import measured
@@ -314,6 +315,8 @@ def test_richer_cards_show_what_they_add(open_page: Open) -> None:
         high: float = 0.25
         why: str = "beyond the noise"
         more: str = ""
+        noise: Noise = Noise(basis="given", share=0.05)
+        before_runs: int = 1
 
     class Cause(msgspec.Struct, frozen=True, kw_only=True):
         kind: str = "operation"

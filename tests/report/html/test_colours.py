@@ -43,7 +43,7 @@ GROUPS = (
 def palettes() -> dict[str, dict[str, str]]:
     """Return the variables of the style sheet, light and dark."""
     blocks = re.findall(
-        r"(?::root|:root\[data-theme=\"dark\"\]) \{\s*(--page[^}]*)\}", page._asset("report.css")
+        r"(?::root|:root\[data-theme=\"dark\"\]) \{\s*(--page[^}]*)\}", page.asset("report.css")
     )
     found = [dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in blocks]
     return {"light": found[0], "dark": found[0] | found[1]}

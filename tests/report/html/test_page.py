@@ -21,8 +21,8 @@ from stepgrade import report
 from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.model import Source, Span
 from stepgrade.model.notes import Result
+from stepgrade.report import trace_links as perfetto
 from stepgrade.report.html import page as html_page
-from stepgrade.report.html import perfetto
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.own_paths import without_own_paths
 from tests.conftest import ROOT

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift
+from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift, StepChange
 from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import Note, texts_of
 from stepgrade.report.blocks import (
     Block,
-    Bullet,
-    Bullets,
     Column,
+    Differences,
     Heading,
     Paragraph,
     Table,
     bullets,
 )
-from stepgrade.report.words import plural
+from stepgrade.report.words import joined, plural
 from stepgrade.units import (
     MISSING,
     show_bytes,
@@ -42,6 +41,7 @@ _KINDS = {"ledger": "device", "new operation": "operation", "gone operation": "o
 # Below this the table of shifts has no room left for names.
 _LEAST_TABLE = 64
 _FIGURE = 11
+NAME_CELLS = 120
 _TITLE = 17
 
 
@@ -102,13 +102,10 @@ def shift_cells(shift: Shift) -> tuple[str, str, str, str, str]:
 def difference_blocks(
     differences: Iterable[Note], flags: Mapping[str, str], *, compared: bool
 ) -> tuple[Block, ...]:
-    """Return how the circumstances differ: it comes before every figure, for it decides what they mean."""
-    texts = texts_of(differences, flags)
-    if not texts:
-        return ()
+    """Return how the circumstances differ, if they do."""
+    texts = tuple(texts_of(differences, flags))
     headline = "compared although these differ:" if compared else "not comparable, these differ:"
-    points = tuple(Bullet(text, indent=4) for text in texts)
-    return Paragraph(headline, style="title", mark="!"), Bullets(points)
+    return (Differences(headline, texts),) if texts else ()
 
 
 def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
@@ -121,22 +118,43 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
             show_metric(change.metric, change.before),
             show_metric(change.metric, change.now),
             show_change(change),
+            show_delta(change.change),
+            show_interval(change),
             change.outcome,
             show_noise(change.noise),
+            ": ".join(filter(None, (change.outcome, "; ".join(filter(None, (change.why, change.more)))))),
+            joined(show_noise(change.noise), earlier_runs(change)),
         )
         for change in changes
     )
     figure = max(_FIGURE, *(len(shown) for row in rows for shown in row[1:3]))
     columns = (
         Column("Metric", width=_TITLE if figure == _FIGURE else max(len(row[0]) for row in rows)),
-        Column("before", width=figure, right=True),
-        Column("now", width=figure, right=True),
-        Column("change, surely within", gap=2),
+        Column("before", width=figure, right=True, title="Before", look="number"),
+        Column("now", width=figure, right=True, title="Now", look="number"),
+        Column("change, surely within", gap=2, only="text"),
+        Column("Change", look="strong", only="page"),
+        Column("Surely within", look="number", only="page"),
         Column("verdict", only="full"),
         Column("noise from run to run", only="full"),
+        Column("Verdict", look="verdict", only="page"),
+        Column("Noise from run to run", look="prose", only="page"),
     )
-    title = Heading("Before and now", only="full")
-    return title, Table(columns, rows, is_spaced=True, narrow_head="Before, now, surely within")
+    label, narrow = "Before and now", "Before, now, surely within"
+    title = Heading(label, only="full")
+    return title, Table(columns, rows, is_spaced=True, narrow_head=narrow, label=label)
+
+
+def step_change_blocks(change: StepChange | None) -> tuple[Block | StepChange, ...]:
+    """Return the way from the old step to the new one for a page, or what is missing for it."""
+    if change is None:
+        text = (
+            "The parts of the baseline's step are not known. Give a profile or a scorecard of stepgrade as "
+        )
+        text += "the baseline, with the same phases or with a device timeline."
+        return (Paragraph(text, style="empty", mark="Nothing to show here.", only="page"),)
+    by = "what the device does" if change.basis == "ledger" else "phase"
+    return Heading(f"From the old step to the new one, by {by}", only="page"), change
 
 
 def shift_table(shifts: Sequence[Shift]) -> tuple[Block, ...]:
@@ -152,19 +170,24 @@ def shift_table(shifts: Sequence[Shift]) -> tuple[Block, ...]:
             sentences.append(f"gone {kind} {name}: was {before}")
         else:
             sentences.append(f"{kind} {name}: {before} to {now} ({moved})")
-    figures = (Column(head, width=_FIGURE, right=True) for head in ("before", "now", "change"))
+    figures = (
+        Column("before", width=_FIGURE, right=True, title="Before", look="number"),
+        Column("now", width=_FIGURE, right=True, title="Now", look="number"),
+        Column("change", width=_FIGURE, right=True, title="Change", look="strong"),
+    )
     table = Table(
         (
             Column("What changed", width=10, style="dim", role="once", title="Kind"),
-            Column("", fills=True, title="Part"),
+            Column("", fills=True, title="Part", look="name"),
             *figures,
         ),
         rows,
         is_spaced=True,
         least_width=_LEAST_TABLE,
         otherwise=(Heading("What changed"), bullets(sentences)),
+        label="What the change is made of",
     )
-    return Heading("What changed", only="full"), table
+    return Heading("What changed", only="full"), Heading(table.label, only="page"), table
 
 
 def noise_lines(changes: Iterable[MetricChange]) -> tuple[Paragraph, ...]:

@@ -41,7 +41,7 @@ _NAME_CELLS = 24
 # A gap below this share of the step needs no explanation.
 _LEAST_GAP = 0.005
 ANSWERS = {"ahead": "Ahead", "parity": "Parity", "behind": "No parity", "unknown": "Cannot tell"}
-_BADGES = {"ahead": "badge-good", "parity": "badge-good", "behind": "badge-bad", "unknown": "badge-none"}
+BADGES = {"ahead": "badge-good", "parity": "badge-good", "behind": "badge-bad", "unknown": "badge-none"}
 
 
 def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
@@ -50,7 +50,7 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
     full = f"Parity: {report.apr_runtime} vs {report.baseline_runtime}"
     yield Title(full, f"stepgrade · {ours} against {theirs}")
     yield Space()
-    yield Badge(ANSWERS[report.standing].upper(), _BADGES[report.standing], meaning(report, ours, theirs))
+    yield Badge(ANSWERS[report.standing].upper(), BADGES[report.standing], meaning(report, ours, theirs))
     yield Space()
     ratios = [Fact(name, f"{ratio} {of}") for name, ratio, of in ratio_cells(report, ours, theirs)]
     shares = show_share(report.ours_matched_share), show_share(report.theirs_matched_share)

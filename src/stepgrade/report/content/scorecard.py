@@ -31,7 +31,7 @@ from stepgrade.report.blocks import (
 )
 from stepgrade.report.content.details import detail_blocks, kernel_sentence
 from stepgrade.report.content.memory_use import memory_use_blocks
-from stepgrade.report.words import ROOFS, plural
+from stepgrade.report.words import GRADE_MEANINGS, ROOFS, plural
 from stepgrade.units import (
     show_count,
     show_graded_share,
@@ -102,20 +102,24 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     yield from _advice(card, flags)
 
 
-def headline(card: Scorecard) -> str:
-    """Return what the grade is of."""
-    by_rate = card.ceilings and card.throughput_tok_s is not None
-    roof = ROOFS[card.ceilings[0].kind] if by_rate else ROOFS["compute"]
-    return f"{show_graded_share(card.efficiency, _BOUNDS)} of what {roof} allows"
-
-
 def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
+    badge = grade_badge(card, flags)
+    yield badge
+    if badge.scale is None:
+        yield Heading("Not graded because", only="full")
+        yield bullets(badge.points)
+
+
+def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
+    """Return the grade with what it is of, or why there is none."""
     if card.grade == UNGRADED:
         bound = [note for note in card.ungraded_because if note.code == AT_MOST]
-        yield Badge(card.grade, "badge-none", bound[0].text if bound else "", "title")
-        yield Heading("Not graded because", only="full")
-        yield bullets(texts_of((note for note in card.ungraded_because if note not in bound), flags))
-        return
+        reasons = texts_of((note for note in card.ungraded_because if note not in bound), flags)
+        because = bound[0].text if bound else ""
+        title = f"Not graded{': ' if because else ''}{because}"
+        return Badge(
+            card.grade, "badge-none", because, "title", title=(title,), points=tuple(reasons), is_grade=True
+        )
     on = f" on {card.device.name}" if card.device and card.device.name else ""
     if card.device and card.device.key == "cpu":
         on = f"{on} ({card.device.basis})"
@@ -128,14 +132,20 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         each = f"{show_count(card.device.count)} x " if card.device and card.device.count else ""
         roof_rate = f"{each}{show_rate(roof.tok_s)}"
         rests_on = f"{show_rate(card.throughput_tok_s)} of {roof_rate}{on}: {roof.convention}"
-    yield Badge(
+    by_rate = card.ceilings and card.throughput_tok_s is not None
+    roof_name = ROOFS[card.ceilings[0].kind] if by_rate else ROOFS["compute"]
+    headline = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {roof_name} allows"
+    return Badge(
         card.grade,
         _BADGES.get(card.grade, "badge-none"),
-        headline(card),
+        headline,
         "title",
         (rests_on,),
         scale=card.efficiency or 0.0,
         marks=GRADES,
+        title=(headline,),
+        meaning=GRADE_MEANINGS.get(card.grade, "not graded"),
+        is_grade=True,
     )
 
 
@@ -292,21 +302,11 @@ def _goodput(card: Scorecard) -> Iterator[Block]:
     goodput = card.goodput
     if goodput is None:
         return
-    spent = {
-        "productive": goodput.productive,
-        "startup": goodput.startup,
-        "compile": goodput.compile,
-        "evaluation": goodput.evaluation,
-        "checkpoint": goodput.checkpoint,
-        "stall": goodput.stall,
-        "restart": goodput.restart,
-        "idle": goodput.idle,
-    }
     yield Heading(f"Where the {show_ms(goodput.wall_s * 1e3)} of the run went")
     rows = (
         _timed(GOODPUT_ACCOUNTS[name], share, share * goodput.wall_s * 1e3)
-        for name, share in spent.items()
-        if share > LEAST_SHARE or name == "productive"
+        for name in GOODPUT_ACCOUNTS
+        if (share := getattr(goodput, name)) > LEAST_SHARE or name == "productive"
     )
     yield Bars(("The run", "Of the wall time", "Share"), tuple(rows))
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepgrade._version import __version__
 from stepgrade.errors import MissingExtra
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.notes import Result
 from stepgrade.report.names import json_text, shortened
-from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
+from stepgrade.units import show_bytes, show_count, show_ms, show_rate, show_ratio, show_share, show_si
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -27,6 +26,7 @@ ROWS_KEPT = 2_000
 SAMPLES_KEPT = 20_000
 _NAME_CELLS = 200
 _PROSE_CELLS = 800
+_PLACE_CELLS = 120
 _ACCOUNT_RULES = "/* the accounts of the ledger */"
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
@@ -40,34 +40,22 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 def policy() -> str:
     """Return what a page may do: our script and our style, by their digests, and nothing from elsewhere."""
-    script = _asset("report.js")
+    script = asset("report.js")
     return (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style())}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def compose(template: str, view: dict[str, Any], result: Result, frame: PageFrame | None = None) -> str:
-    """Return the whole page; the same result gives the same bytes."""
+def embedded(result: Result) -> str:
+    """Return the JSON of a result, cut where it is huge, as text that cannot end the element it is in."""
     text = result.to_json()
     if len(text) > MOST_BYTES:
         text = msgspec.json.encode(_cut(msgspec.json.decode(text))).decode()
-    # JSON that cannot end the element it is in.
     safe = json_text(text)
     for character in "<>&":
         safe = safe.replace(character, f"\\u{ord(character):04x}")
-    return fill(
-        template,
-        view
-        | {
-            "style": style(),
-            "script": _asset("report.js"),
-            "policy": policy(),
-            "frame": frame,
-            "json": safe,
-            "version": __version__,
-        },
-    )
+    return safe
 
 
 def fill(template: str, view: dict[str, Any]) -> str:
@@ -94,6 +82,7 @@ def environment() -> Environment:
         "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         "name": lambda text: shortened(text, _NAME_CELLS, at_words=False),  # as report.js does
         "text": lambda text: shortened(text, _PROSE_CELLS),
+        "place_in_code": lambda text: shortened(text, _PLACE_CELLS),
         "prose": _prose,
         "ms": show_ms,
         "share": show_share,
@@ -101,6 +90,7 @@ def environment() -> Environment:
         "ratio": show_ratio,
         "count": show_count,
         "si": show_si,
+        "bytes": show_bytes,
     }
     return made
 
@@ -120,17 +110,18 @@ def style() -> str:
     for name, account in ACCOUNTS.items():
         rules.append(f".account-{name} {{ fill: var(--{account.colour}); }}")
         rules.append(f".account-{name} text {{ fill: var(--{account.label_colour}); }}")
-    return _asset("report.css").replace(_ACCOUNT_RULES, "\n".join(rules))
+    return asset("report.css").replace(_ACCOUNT_RULES, "\n".join(rules))
 
 
 def account_colours() -> dict[str, str]:
     """Return the colour of each account on a light page, for what takes no style sheet."""
-    palette = dict(re.findall(r"--([\w-]+): (#\w{6});", _asset("report.css").partition("}")[0]))
+    palette = dict(re.findall(r"--([\w-]+): (#\w{6});", asset("report.css").partition("}")[0]))
     return {name: palette[account.colour] for name, account in ACCOUNTS.items()}
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of the page."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from msgspec import Struct
-
-from stepgrade.units import MISSING
 
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -63,28 +60,6 @@ class Scale(Struct, frozen=True, kw_only=True):
         return math.log10(max(value, 1e-300)) if self.is_log else value
 
 
-class Slice(Struct, frozen=True, kw_only=True):
-    """One part of a whole."""
-
-    name: str
-    share: float
-    figures: str
-    look: str
-
-
-def stacked(slices: Iterable[Slice]) -> tuple[Mark, ...]:
-    """Return parts of a whole side by side; the wide ones carry their share as a label."""
-    marks: list[Mark] = []
-    at = 0.0
-    for part in slices:
-        width = part.share * 100.0
-        label = f"{width:.0f} %" if width >= 6.0 else ""
-        tip = f"{part.name}: {part.figures}"
-        marks.append(Mark(x=at, width=width, tip=tip, look=part.look, label=label))
-        at += width
-    return tuple(marks)
-
-
 def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return at most `most` + 1 round values from low to high."""
     span = high - low
@@ -102,8 +77,3 @@ def decades(low: float, high: float, most: int = 7) -> list[float]:
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     every = max(1, -(-(last - first + 1) // most))
     return [10.0**power for power in range(first, last + 1, every)]
-
-
-def joined(*parts: str | None) -> str:
-    """Return the known parts of a tooltip, with dots between."""
-    return " · ".join(part for part in parts if part and part != MISSING)

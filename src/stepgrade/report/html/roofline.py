@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from stepgrade.errors import name_fields
 from stepgrade.model.ceiling import Roof
-from stepgrade.model.scorecard import Scorecard
-from stepgrade.report.html.plot import Line, Mark, Scale, Tick, decades, joined
+from stepgrade.report.figures import RooflineChart
+from stepgrade.report.html.plot import Line, Mark, Scale, Tick, decades
 from stepgrade.report.names import shortened
-from stepgrade.report.words import BASES, ROOFS
-from stepgrade.scoring.roofline import Roofline, RoofPoint, roofline_of
+from stepgrade.report.words import BASES, ROOFS, joined
+from stepgrade.scoring.roofline import Roofline, RoofPoint
 from stepgrade.units import show_ms, show_share, show_si
 
 DOTS_SHOWN = 60
 LABELLED = 6
-_CLASSES = ("gemm", "convolution", "attention", "norm", "elementwise", "reduction")
+CLASSES = {
+    "gemm": "matrix products",
+    "convolution": "convolutions",
+    "attention": "attention",
+    "norm": "normalisation",
+    "elementwise": "elementwise",
+    "reduction": "reductions",
+    "other": "other",
+}
 _LEAST_DRAWN, _MOST_DRAWN = 1e-300, 1e300
 
 
-def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
-    """Return the plot, or why there is none."""
-    found = roofline_of(card)
-    if found is None:
-        why = "The profile lists no operations. Record a trace with torch.profiler and record_shapes=True."
-        if card.operations:
-            why = "No operation's FLOPs and bytes are known: the source has no shapes. "
-            why += "Record with torch.profiler and record_shapes=True."
-        return {"why_empty": why}
-    points = found.points[:DOTS_SHOWN]
+def view(block: RooflineChart) -> dict[str, Any]:
+    """Return the plot."""
+    found, points = block.found, block.found.points[:DOTS_SHOWN]
     # Both axes are wide enough for the points, the step as a whole, the level roofs and the ridge.
     drawn = [*points, *([found.run] if found.run else [])]
     across = [point.flops_per_byte for point in drawn] + ([found.ridge] if found.ridge else [])
@@ -43,49 +42,24 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     side = "end" if level and level[0].x1 > 35.0 else "start"
     dots = [_dot(point, x, y, found.points[0].ms) for point in points]
     return {
-        "why_empty": None,
+        "chart": block,
+        "points": points,
+        "above": any((point.roof_share or 0.0) > 1.0 for point in points),
+        "classes": CLASSES,
+        "bases": BASES,
         "lines": lines,
         "dots": dots,
         "labels": _labels(dots, found.points),
         "roof_labels": [
-            Mark(x=level[0].x1, y=level[0].y1, height=-0.4 - 1.2 * place, label=line.label, look=side)
-            for place, line in enumerate(reversed(level))
+            Mark(x=level[0].x1, y=level[0].y1, height=-0.4 - 1.2 * index, label=line.label, look=side)
+            for index, line in enumerate(reversed(level))
         ],
         "run": None if found.run is None else _dot(found.run, x, y, found.run.ms, look="run"),
-        "x_ticks": [Tick(at=x.place(value), text=_plain(value)) for value in decades(x.low, x.high)],
+        "x_ticks": [Tick(at=x.place(value), text=show_density(value)) for value in decades(x.low, x.high)],
         "y_ticks": [
             Tick(at=100.0 - y.place(value), text=show_si(value, "FLOP/s")) for value in decades(y.low, y.high)
         ],
-        "rows": [
-            (
-                shortened(point.name, 200),
-                show_ms(point.ms),
-                _plain(point.flops_per_byte),
-                show_si(point.flops_s, "FLOP/s"),
-                show_share(point.roof_share),
-            )
-            for point in points
-        ],
-        "left_out": max(0, len(found.points) - DOTS_SHOWN),
-        "known_share": show_share(found.known_share),
-        "sources": [f"{BASES[roof.basis]}: {roof.shown} ({roof.source})" for roof in found.roofs],
-        "above": any((point.roof_share or 0.0) > 1.0 for point in points),
-        "no_roofs": _missing_roofs(found, flags),
     }
-
-
-def _missing_roofs(found: Roofline, flags: Mapping[str, str]) -> str | None:
-    """Say which roofs are missing and what would supply them; None where both kinds are there."""
-    kinds = {roof.kind for roof in found.roofs}
-    if {"compute", "memory"} <= kinds:
-        return None
-    missing = "Without the device's peaks there are no roofs: give {device}."
-    if "compute" in kinds:
-        missing = "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
-    elif "memory" in kinds:
-        missing = "Its peak in this precision is not known, so there is no roof of arithmetic: "
-        missing += "give {peak_tflops}."
-    return name_fields(missing, flags)
 
 
 def _half_decades(values: list[float]) -> Scale:
@@ -136,19 +110,20 @@ def _dot(point: RoofPoint, x: Scale, y: Scale, longest_ms: float, look: str = ""
     share = None
     if point.roof_share is not None and point.limit is not None:
         share = f"{show_share(point.roof_share)} of what {ROOFS[point.limit]} allows"
-    density = f"{_plain(point.flops_per_byte)} FLOP/byte"
+    density = f"{show_density(point.flops_per_byte)} FLOP/byte"
     figures = joined(show_ms(point.ms), show_si(point.flops_s, "FLOP/s"), density, share)
     return Mark(
         x=x.place(point.flops_per_byte),
         y=100.0 - y.place(point.flops_s),
         width=4.0 + 12.0 * math.sqrt(point.ms / longest_ms),
         tip=f"{shortened(point.name, 80)}: {figures}",
-        look=look or f"class-{point.kind if point.kind in _CLASSES else 'other'}",
+        look=look or f"class-{point.kind if point.kind in CLASSES else 'other'}",
     )
 
 
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+def show_density(flops_per_byte: float) -> str:
+    """Return how many FLOPs an operation does for each byte."""
+    return f"{flops_per_byte:,.0f}" if flops_per_byte >= 10 else f"{flops_per_byte:.3g}"
 
 
 def _labels(dots: list[Mark], points: tuple[RoofPoint, ...]) -> list[Mark]:

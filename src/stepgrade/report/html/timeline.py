@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from stepgrade.errors import name_fields
 from stepgrade.model.finding import Finding
 from stepgrade.model.ledger import account_words
-from stepgrade.model.notes import NO_FLAGS
-from stepgrade.model.scorecard import Scorecard
 from stepgrade.model.step_view import Lane, StepView
-from stepgrade.report.html.plot import Line, Mark, Scale, Tick, even_ticks, joined
+from stepgrade.report.figures import LaneChart, Legend, Slice
+from stepgrade.report.html.plot import Line, Mark, Scale, Tick, even_ticks
 from stepgrade.report.names import shortened
+from stepgrade.report.words import joined
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
-RANKS_SHOWN = 8
 SLICES_SHOWN = 6_000  # on the page, of all ranks
 ROW_HEIGHT = 26  # of a rank's waits, in dots
 MOST_TIMES = 64.0  # so many times as wide as the screen
@@ -28,32 +26,24 @@ _LANES = {"ledger": "device", "phases": "phases"}
 _LEGENDS = {"ledger": "The device", "phases": "Phases", "work": "Streams and threads"}
 
 
-def view(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any] | None:
-    """Return the lanes of each rank in each step that is drawn; None where none can be."""
-    if not card.views:
-        return None
-    by_step = {
-        number: [view for view in card.views if view.number == number][:RANKS_SHOWN]
-        for number in dict.fromkeys(view.number for view in card.views)
-    }
-    drawn = [view for views in by_step.values() for view in views]
+def view(block: LaneChart) -> dict[str, Any]:
+    """Return the lanes of each rank in each step that is drawn."""
+    drawn = [view for views in block.steps for view in views]
     most = max(60, SLICES_SHOWN // max(1, sum(len(view.lanes) for view in drawn)))
-    steps = [_step(views, place, most, card.findings) for place, views in enumerate(by_step.values())]
-    lengths = {number: views[0].dur_ns for number, views in by_step.items()}
-    for place, (step, (number, length)) in enumerate(zip(steps, lengths.items(), strict=True)):
-        which = "in the middle" if place == 0 else "slowest" if length == max(lengths.values()) else "fastest"
-        step["title"] = f"step {show_count(number)}, {which}: {step['length']}"
+    steps = [_step(views, index, most, block.findings) for index, views in enumerate(block.steps)]
+    longest = max(views[0].dur_ns for views in block.steps)
+    for index, (step, views) in enumerate(zip(steps, block.steps, strict=True)):
+        which = "in the middle" if index == 0 else "slowest" if views[0].dur_ns == longest else "fastest"
+        step["title"] = f"step {show_count(views[0].number)}, {which}: {step['length']}"
     looks = {kind: dict[str, None]() for kind in _LEGENDS}
     for lane in (lane for view in drawn for lane in view.lanes):
         looks["work" if lane.kind in ("stream", "thread") else lane.kind].update(dict.fromkeys(lane.look))
-    first = next(iter(by_step.values()))
     return {
+        "chart": block,
         "steps": steps,
-        "one": len(first) == 1,
-        "left_out": max(0, len(card.ranks) - len(first)),
-        "another": name_fields("Others are drawn with {steps}.", flags),
+        "one": len(block.steps[0]) == 1,
         "legends": [
-            {"name": _LEGENDS[kind], "rows": list(dict.fromkeys(_legend(kind, look) for look in seen))}
+            Legend(tuple(dict.fromkeys(_legend(kind, look) for look in seen)), name=_LEGENDS[kind])
             for kind, seen in looks.items()
             if seen
         ],
@@ -219,11 +209,11 @@ def _look(lane: Lane, look: str) -> str:
     return f"work-{look if look in _WORK else 'arithmetic' if look in _ARITHMETIC else 'other'}"
 
 
-def _legend(kind: str, look: str) -> tuple[str, str]:
+def _legend(kind: str, look: str) -> Slice:
     """Return the look of a kind of slice, and what it is called."""
     if kind == "ledger":
-        return f"account-{look}", account_words(look)
+        return Slice(name=account_words(look), share=0.0, look=f"account-{look}")
     if kind == "phases":
-        return f"phase-{look}", look
+        return Slice(name=look, share=0.0, look=f"phase-{look}")
     name = look if look in _WORK else "arithmetic" if look in _ARITHMETIC else "other"
-    return f"work-{name}", _WORK.get(name, name)
+    return Slice(name=_WORK.get(name, name), share=0.0, look=f"work-{name}")
