@@ -173,7 +173,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     def total(self, ms: float) -> float:
         """Return what a figure per step is over all steps, without the last bits that dividing it lost."""
-        return float(f"{ms * self.steps:.16g}") if self.steps and self.steps > 1 else ms
+        return float(f"{ms * self.steps:.15g}") if self.steps and self.steps > 1 else ms
 
     @property
     def unfit(self) -> tuple[Note, ...]:
