@@ -177,7 +177,7 @@ def test_budgets_and_waivers(stepgrade: Run, gate: str, budget: str, waiver: str
         ("[gate]\ncolour = 1", "colour"),
         ("[gates]\n", "gates"),
         ("[[budget]]\n", "metric"),
-        ('[[budget]]\nmetric = "speed"', "no metric called 'speed'"),
+        ('[[budget]]\nmetric = "speed"', "unknown metric 'speed'"),
         ('[[budget]]\nmetric = "step_time_ms"\ndirection = "left"', "budget[0].direction"),
         ('[[waiver]]\nmetric = "step_time_ms"\nuntil = 2999-01-01\nreason = " "', "needs a reason"),
         ('[[waiver]]\nmetric = "step_time_ms"\nuntil = "soon"\nreason = "x"', "waiver"),
@@ -255,7 +255,7 @@ def _check_html(text: str, failed: bool) -> None:
     shown = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", text, flags=re.DOTALL)
     words = " ".join(shown.split())
     assert (
-        f'<p class="answer {"behind" if failed else "parity"}">{"Regressed" if failed else "Pass"}</p>'
+        f'<p class="answer {"badge-bad" if failed else "badge-good"}">{"Regressed" if failed else "Pass"}</p>'
         in text
     )
     assert "Against old.json" in words

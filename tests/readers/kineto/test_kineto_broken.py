@@ -11,6 +11,7 @@ from make_kineto import plain_trace
 from slow_kineto import TABLES, fast_rows
 from tests.kineto_traces import looks_like_kineto, read_file, read_ranks, read_trace
 
+import stepgrade as sg
 from stepgrade.errors import BadInput, BadOption, TooLarge
 from stepgrade.model.events import Trace
 from stepgrade.readers.steps import only_steps
@@ -168,7 +169,7 @@ def test_missing_files_and_directories_are_bad_input(tmp_path: Any) -> None:
         with pytest.raises(BadInput):
             read_trace(path)
     with pytest.raises(BadInput, match="holds no trace files"):
-        read_ranks([tmp_path])
+        sg.load(tmp_path)
 
 
 def test_steps_that_the_trace_does_not_hold() -> None:
