@@ -106,6 +106,18 @@ def test_a_file_cut_short(stepgrade: Run, history: Path) -> None:
     assert "damaged" in ran.err
 
 
+def test_an_export_without_any_readable_run_fails(stepgrade: Run, history: Path, tmp_path: Path) -> None:
+    """A failing disk makes every run unreadable: an empty export must not replace an earlier one."""
+    earlier = tmp_path / "runs.jsonl"
+    earlier.write_text("earlier")
+    with closing(sqlite3.connect(history)) as connection, connection:
+        connection.execute("update stepgrade_card set body = x'00'")
+    ran = stepgrade("history", "export", "--history", history, "-o", earlier)
+    assert ran.code == 2
+    assert "no run can be read: run 1" in ran.err
+    assert earlier.read_text() == "earlier"
+
+
 def test_a_directory_is_no_history(stepgrade: Run, tmp_path: Path, profile: Path) -> None:
     ran = stepgrade("history", "add", profile, "--history", tmp_path)
     assert ran.code == 2

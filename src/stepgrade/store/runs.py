@@ -144,7 +144,11 @@ class Runs(ABC):
         )
 
     def export(self, which: Selection | None = None) -> Iterator[dict[str, Any]]:
-        """Yield each readable run with its scorecard, ready for JSON, oldest first."""
+        """Yield each readable run with its scorecard, ready for JSON, oldest first.
+
+        Raise BadHistory when there are runs and none can be read: the disk may be failing.
+        """
+        is_empty = True
         for some in self.batches(which or Selection()):
             try:
                 cards = self.cards([row.id for row in some])
@@ -157,7 +161,10 @@ class Runs(ABC):
                         self._skip(row.id, "it was removed meanwhile, or its scorecard is missing")
             for row in some:
                 if row.id in cards:
+                    is_empty = False
                     yield {**msgspec.to_builtins(row), "card": cards.pop(row.id).to_dict()}
+        if is_empty and self.damaged:
+            raise BadHistory(f"no run can be read: {self.damage()}", where=self.name)
 
     def damage(self) -> str:
         """Return which runs could not be read and why; empty if all could."""
