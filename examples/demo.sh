@@ -28,8 +28,8 @@ else
     printf "\n# stepgrade record train.py needs torch: %s/pip install '.[torch]', then again.\n" "$BIN"
 fi
 
-show 'A trace of torch.profiler: rank 0 of modded-nanogpt on eight H100.' \
-    score examples/traces/nanogpt_h100.json.gz
+show 'A trace of torch.profiler: rank 0 of a small GPT on eight H100, generated.' \
+    score examples/traces/h100_ddp.json.gz
 
 # shellcheck disable=SC2086  # the roofs are several words on purpose
 show 'A small GPT with attention written out by hand: what got slower than with the fused kernel?' \

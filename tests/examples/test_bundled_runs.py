@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
+from examples import make_gpu_trace
 
 from stepgrade.contract import ParityProfile, StepProfilerInput, compute_parity_comparison
 
@@ -55,3 +57,7 @@ def test_naive_attention_is_the_regression():
     comparison = compute_parity_comparison(ours, theirs)
     assert comparison.top_gaps[0].op == "attention"
     assert not comparison.parity_achieved
+
+
+def test_the_bundled_gpu_trace_is_what_its_script_generates():
+    assert gzip.decompress(make_gpu_trace.PATH.read_bytes()) == make_gpu_trace.make()
