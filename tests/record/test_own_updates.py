@@ -134,8 +134,8 @@ for number, x in enumerate(torch.randn(24, 4, 8)):
     ("text", "why"),
     [
         ("import jax", "it trains with jax, and only PyTorch is recorded"),
-        ("print('done')", "none of its processes imported torch"),
-        ("import torch", "none of its processes took a step of a torch optimizer"),
+        ("print('done')", "no process imported torch"),
+        ("import torch", "no process took a step of a torch optimizer"),
     ],
 )
 def test_what_cannot_be_recorded_is_said_plainly(tmp_path: Path, text: str, why: str) -> None:
@@ -187,7 +187,7 @@ for x in torch.randn(12, 4, 8):
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (("python", "-I", "train.py"), "is a Python that heeds PYTHONPATH"),
+        (("python", "-I", "train.py"), "no process was a Python that honours PYTHONPATH"),
         (("train.py", "fails"), "the script ended with exit code 7 before a step was seen"),
     ],
 )
