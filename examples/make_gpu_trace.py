@@ -1,7 +1,7 @@
 """Generate traces/h100_ddp.json.gz: rank 0 of a small GPT on eight H100, as torch.profiler writes it.
 
 No GPU is needed: the events are computed. Attention is written out by hand, the optimizer updates one tensor
-at a time, and gradients are reduced after the backward pass instead of during it. From the root:
+at a time, and each layer waits for the all-reduce of the layer before it. From the root:
 
 python -m examples.make_gpu_trace
 """
