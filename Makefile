@@ -34,14 +34,14 @@ test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make ch
 # Coverage slows down what it watches: the recorder's tests and real trainings run without it, and so does what
 # counts the bytes of an event.
 UNWATCHED := tests/record tests/scripts tests/torch_runs tests/trace/test_memory.py
-# Raise it when a change covers more; it never goes down.
-LEAST_COVERAGE := 91
+# A little less than was last measured, 95.7 without the recorder. Raise it when a change covers more; it never goes down.
+LEAST_COVERAGE := 95
 
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
 	$(PYTEST) -m "not measuring" $(UNWATCHED)
 	$(PYTEST) -m "not measuring" --cov --cov-report= tests $(addprefix --ignore=,$(UNWATCHED))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 30
-	$(BIN)/python -m coverage report --format=total --fail-under=$(LEAST_COVERAGE)
+	$(BIN)/python -m coverage report --format=total --precision=2 --fail-under=$(LEAST_COVERAGE)
 
 test-measured: $(VENV)/.installed-dev  ## the tests that measure time: on a machine with nothing else to do
 	$(BIN)/python -m pytest -q -m measuring tests

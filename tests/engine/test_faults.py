@@ -159,7 +159,7 @@ class Refusing(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
-@pytest.mark.parametrize(("status", "words"), [(403, "may not be read"), (404, "no such file"), (200, "")])
+@pytest.mark.parametrize(("status", "words"), [(403, "permission denied"), (404, "no such file"), (200, "")])
 def test_a_store_that_is_slow_and_refuses_one(
     engine: str, status: int, words: str, ranks: list[Path], tmp_path: Path, stepgrade: Run
 ) -> None:
@@ -246,7 +246,7 @@ def bucket(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("403 AccessDenied", "may not be read"),
+        ("403 AccessDenied", "permission denied"),
         ("404 NoSuchKey", "no such file"),  # listed, and then gone
         ("", ""),
     ],
@@ -293,7 +293,7 @@ def test_a_bucket_that_refuses_its_list(
 
         s3fs.S3FileSystem.clear_instance_cache()  # which keeps the list of a bucket
         said = refused(stepgrade("score", source, "-o", output), output)
-        assert "may not be read" in said, source
+        assert "permission denied" in said, source
         assert "hunter2" not in said
 
 

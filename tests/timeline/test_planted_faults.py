@@ -43,8 +43,8 @@ FAULTS = {
     ),
     "hidden communication counts twice": (
         "timeline/ledger.py",
-        "exposed_communication=iv.subtract(shown_communication, compute),",
-        "exposed_communication=shown_communication,",
+        '"exposed_communication": iv.subtract(shown_communication, compute),',
+        '"exposed_communication": shown_communication,',
     ),
     "copies are compute": (
         "timeline/ledger.py",
