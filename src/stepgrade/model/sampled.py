@@ -44,6 +44,8 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
             ("known share", self.matmul_known_share),
         ]
         for op in self.operations:
+            if op.ms is None:
+                raise ValueError(f"sampled steps, {op.name!r}: its time is missing")
             figures += [(repr(op.name), figure) for figure in (op.ms, op.calls, op.flops, op.bytes)]
         for place, figure in figures:
             check_figure(f"sampled steps, {place}", figure)

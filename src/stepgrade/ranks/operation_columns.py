@@ -137,6 +137,11 @@ def _inverse(places: Sequence[int]) -> list[int]:
     return found
 
 
+def _known(row: Operation | ShapeRow, figures: Sequence[str]) -> list[str]:
+    """Return the figures that a row has."""
+    return [name for name in figures if getattr(row, name) is not None]
+
+
 class _Column:
     """A column that grows."""
 
@@ -217,17 +222,15 @@ class MeanOperations:
                 kernels = kernels or packed.kernels_of_each()
                 self._operations[op.name] = structs.replace(op, kernels=kernels[place])
                 self._places[op.name] = len(self._places)
-            take(self._slots, (op.name, "ms"), sums)
-            if op.calls is not None:
-                take(self._slots, (op.name, "calls"), sums)
-            at += sum(getattr(op, name) is not None for name in _FIGURES[2:])  # which its rows tell
+            for name in _known(op, _FIGURES[:2]):
+                take(self._slots, (op.name, name), sums)
+            at += len(_known(op, _FIGURES[2:]))  # which its rows tell
             for step in range(len(op.samples_ms)):
                 take(self._sample_slots, (op.name, step), samples)
             for row in one.rows:
                 key = self._row(op.name, row)
-                for name in _ROW_FIGURES:
-                    if getattr(row, name) is not None:
-                        take(self._slots, (op.name, key, name), sums)
+                for name in _known(row, _ROW_FIGURES):
+                    take(self._slots, (op.name, key, name), sums)
             if op.longest:
                 longest.append(self._places[op.name])
         (to_sums, of_sums), (to_samples, of_samples) = (
@@ -270,7 +273,7 @@ class MeanOperations:
             in_steps = [self._sample_slots.get((name, step)) for step in range(steps or 0)]
             whole = structs.replace(
                 op,
-                ms=sums[self._slots[name, "ms"]],
+                ms=sums[self._slots[name, "ms"]] if (name, "ms") in self._slots else None,
                 calls=sums[self._slots[name, "calls"]] if (name, "calls") in self._slots else 0.0,
                 samples_ms=tuple(samples[slot] for slot in in_steps if slot is not None),
                 longest=Span(file=file, start_ns=start, dur_ns=dur - 1) if dur else None,
