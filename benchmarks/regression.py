@@ -29,8 +29,9 @@ from stepgrade.compare.metrics import change_of
 from stepgrade.compare.noise import noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.contract.scorecard import step_time_regression
-from stepgrade.model import Baseline, Profile, Source
+from stepgrade.model import Profile, Source
 from stepgrade.model.comparison import METRICS
+from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import step_times
 from stepgrade.store import NewRun, open_history
 
@@ -54,6 +55,13 @@ NOISES: dict[str, dict[str, Any]] = {
     "none, one run in five 6 % slower": {"run_noise": 0.0, "slow_kind": (0.2, 0.06)},
 }
 
+GRID_NOISES: dict[str, dict[str, Any]] = {
+    "1 %, normal": {"run_noise": 0.01},
+    **{name: NOISES[name] for name in ("2 %, normal", "5 %, normal")},
+    "10 %, normal": {"run_noise": 0.10},
+    **{name: noise for name, noise in NOISES.items() if name.startswith(("1 %, one", "2 %, St", "2 %, one"))},
+}
+
 Row = Sequence[object]
 Verdicts = dict[str, int]
 
@@ -67,7 +75,7 @@ def table(head: Row, rows: Sequence[Row]) -> None:
 
 def verdicts(machine: Machine, *, runs: int, history: int, steps: int = 50, slower: float = 0.0) -> str:
     """Return what one comparison says of the step time."""
-    before, now = machine.sample(history), machine.sample(runs, steps, slower=slower)
+    before, now = machine.sample(history, steps), machine.sample(runs, steps, slower=slower)
     metric, sensitivity = METRICS["step_time_ms"], Sensitivity()
     return change_of(metric, now, before, noise_of(now, before, metric), sensitivity).outcome
 
@@ -152,6 +160,26 @@ def few_runs(count: int) -> None:
             )
     head = ["noise between runs", "earlier runs", "alarms", "passes", "cannot tell"]
     table([*head, f"{found:.0%} slower found"], rows)
+
+
+def grid(count: int) -> None:
+    """Compare one run with earlier ones, over kinds of noise, numbers of runs and slowdowns."""
+    slower = (0.0, 0.05, 0.10, 0.15, 0.25, 0.50)
+    print(f"### Called regressed, % of {count:,}: one run against 3, 5, 10 and 30 earlier ones\n")
+    rows = []
+    for name, noise in GRID_NOISES.items():
+        row = [name]
+        for by in slower:
+            cells = []
+            for history in (3, 5, 10, 30):
+                machine = Machine(10, **noise)
+                draws = (
+                    verdicts(machine, runs=1, history=history, steps=100, slower=by) for _ in range(count)
+                )
+                cells.append(f"{100.0 * sum(outcome == 'regressed' for outcome in draws) / count:.1f}")
+            row.append(", ".join(cells))
+        rows.append(row)
+    table(["noise between runs", "unchanged", *(f"{by:.0%} slower" for by in slower[1:])], rows)
 
 
 def _finder(
@@ -322,6 +350,7 @@ def _timed(*arguments: object) -> str:
 PARTS: dict[str, Callable[[int], None]] = {
     "aa": false_alarms,
     "few": few_runs,
+    "grid": grid,
     "power": lambda count: power(count // 2),
     "methods": lambda count: methods(count // 2),
     "scale": scale,

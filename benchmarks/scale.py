@@ -88,8 +88,8 @@ from msgspec import structs
 from stepgrade.loading.ranks import FileTask, analyse_file, FileRanks
 from stepgrade.readers.discover import RunFile
 from stepgrade.ranks.ranks import merge_ranks
-from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup
-from stepgrade.ranks.operation_columns import pack
+from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.ranks.packed_ranks import pack
 count, collectives, steps = int(sys.argv[2]), int(sys.argv[3]), 8
 known = []
 for path in sorted(Path(sys.argv[1]).iterdir()):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.compare.noise import Sample
-from stepgrade.model import Baseline
+from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import StepTimes, step_times
 
 Floats = NDArray[np.float64]

@@ -25,10 +25,10 @@ if "$BIN/python" -c 'import torch' 2> /dev/null; then
     show 'Put two words before a training script: it is recorded, then graded.' \
         record -o "$folder/slow.json" --steps 16 examples/tutorial/slow.py
 else
-    printf "\n# stepgrade record train.py needs torch: %s/pip install '.[torch]', then again.\n" "$BIN"
+    printf "\n# stepgrade record train.py needs torch: run %s/pip install '.[torch]', then make demo again.\n" "$BIN"
 fi
 
-show 'A trace of torch.profiler: rank 0 of a small GPT on eight H100, generated.' \
+show 'A trace of torch.profiler: rank 0 of a small GPT on eight H100s, generated.' \
     score examples/traces/h100_ddp.json.gz
 
 # shellcheck disable=SC2086  # the roofs are several words on purpose

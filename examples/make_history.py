@@ -40,18 +40,18 @@ def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
 
 def main() -> None:
     """Write a new history."""
-    place = Path(sys.argv[1])
-    if place.exists():
-        sys.exit(f"{place} already exists: name a new file")
+    path = Path(sys.argv[1])
+    if path.exists():
+        sys.exit(f"{path} already exists: name a new file")
     profile, chance = sg.load(RUN), random.Random(6)  # noqa: S311  not for secrets
-    with open_history(str(place)) as history:
+    with open_history(str(path)) as history:
         for number in range(40):
             factor = math.exp(chance.gauss(0.0, 0.01)) * (1.06 if number >= 28 else 1.0)
             card = sg.score(slowed(profile, factor))
             added_at = f"2026-{1 + number // 28:02}-{1 + number % 28:02}T12:00:00+00:00"
             commit = f"{chance.getrandbits(160):040x}"
             history.add(NewRun(card=card, branch="main", commit=commit, added_at=added_at))
-    print(f"forty runs in {place}")
+    print(f"forty runs in {path}")
 
 
 if __name__ == "__main__":

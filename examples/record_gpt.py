@@ -151,7 +151,7 @@ def write_text(words: int, seed: int = 0) -> str:
     lexicon = ["".join(syllables[part] for part in word) for word in spelling]
     rarity = 1.0 / torch.arange(1, 301)
     chosen = torch.multinomial(rarity, words, replacement=True, generator=draw).tolist()
-    return "".join(lexicon[word] + (". " if place % 9 == 8 else " ") for place, word in enumerate(chosen))
+    return "".join(lexicon[word] + (". " if index % 9 == 8 else " ") for index, word in enumerate(chosen))
 
 
 def batches(stall_ms: float = 0.0, seed: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
@@ -286,7 +286,7 @@ def measure_machine(size: int = 1 << 26, edge: int = 2048) -> dict[str, object]:
 
 
 def write(path: Path, document: dict[str, object]) -> None:
-    """Write `document` as JSON, its floats with four places."""
+    """Write `document` as JSON, with four decimals."""
     rounded = json.loads(json.dumps(document), parse_float=lambda digits: round(float(digits), 4))
     path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
 

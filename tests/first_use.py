@@ -41,7 +41,7 @@ def _read_history(place: str) -> Callable[[], object]:
 
 
 def _read_settings(place: str) -> Callable[[], object]:
-    from stepgrade.hardware.device_file import read_device
+    from stepgrade.hardware.catalogue import read_device
 
     return lambda: (
         sg.load_config(place),

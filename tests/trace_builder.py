@@ -27,7 +27,9 @@ from stepgrade.model.events import (
     Trace,
     TraceDevice,
 )
-from stepgrade.readers.kineto.assemble import PROFILER
+from stepgrade.model.profile import Profile
+from stepgrade.readers.kineto.reader import PROFILER
+from stepgrade.trace.profile import analyse_rank
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 13
 MAIN, AUTOGRAD = 0, 1
@@ -155,15 +157,17 @@ _TYPES: dict[str, Any] = {"name": np.int32, "thread": np.int32, "device": np.int
 _TYPES |= {"collective": np.int32, "kind": np.int8}
 
 
-def _is_optional(default: Any) -> bool:
-    return default is None
+# The columns of a row; what a table may go without is left out.
+_COLUMNS = {
+    HostOps: "name start_ns dur_ns thread external_id sequence forward_thread inputs",
+    HostCalls: "name start_ns dur_ns thread correlation external_id",
+    DeviceWork: "name kind start_ns dur_ns device stream correlation external_id bytes collective",
+    HostRanges: "name kind start_ns dur_ns thread external_id python_id python_parent",
+}
 
 
 def _table(kind: Any, rows: list[tuple[int, ...]]) -> Any:
-    # What a table may go without is left out.
-    fields = kind.__struct_fields__[
-        : len(kind.__struct_fields__) - sum(map(_is_optional, kind.__struct_defaults__))
-    ]
+    fields = _COLUMNS[kind].split()
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(fields)
     pairs = zip(fields, columns, strict=True)
     return kind(**{name: np.array(column, _TYPES.get(name, np.int64)) for name, column in pairs})
@@ -179,7 +183,8 @@ class Run:
     host_op_ns: int = 20_000
     input_ns: int = 30_000
     copy_ns: int = 15_000
-    reduce_ns: int = 0  # all-reduce of each layer's gradient, on a stream of its own
+    reduce_ns: int = 0  # all-reduce of each layer's gradient
+    reduce_stream: int = COMMUNICATION_STREAM
     sync: bool = False  # loss.item() at the end of each step
     marks: bool = True  # ProfilerStep#n
     optimizer: bool = True  # Optimizer.step# is recorded
@@ -328,13 +333,13 @@ class _Player:
         size: Any = {"in_elements": run.width**2, "out_elements": run.width**2, "dtype": "Float"}
         said = Collective(name="allreduce", group_size=run.world_size or 1, group="0", **size)
         start, after = self.now, self.free.get(COMPUTE_STREAM, 0)
-        begin = max(self.now + 500 + LATENCY_NS, self.free.get(COMMUNICATION_STREAM, 0) + 1_000, after)
+        begin = max(self.now + 500 + LATENCY_NS, self.free.get(self.run.reduce_stream, 0) + 1_000, after)
         end = self.partner_ends.pop(0) if self.partner_ends else begin + run.reduce_ns
         with self.range("nccl:all_reduce"):
             self.launch(
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
                 max(end - begin, run.reduce_ns),
-                stream=COMMUNICATION_STREAM,
+                stream=self.run.reduce_stream,
                 after=after,
                 call="cudaLaunchKernelExC",
                 collective=said,
@@ -389,3 +394,8 @@ def play(run: Run | None = None, partner_ends: Sequence[int] = ()) -> TraceBuild
 def make_trace(run: Run | None = None) -> Trace:
     """Return the trace of a made run."""
     return play(run).trace()
+
+
+def analyse_trace(trace: Trace) -> Profile:
+    """Return the profile of one rank's trace."""
+    return analyse_rank(trace).profile

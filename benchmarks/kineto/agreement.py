@@ -29,7 +29,7 @@ from stepgrade.naming.work_class import WorkClass
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.timeline import Timeline, build_timeline
-from stepgrade.trace.profile import analyse_trace
+from stepgrade.trace.profile import analyse_rank
 
 _POINT = 0.01
 _HTA = """
@@ -131,7 +131,7 @@ def compare(trace: Path, python: Path) -> None:
     except StepgradeError:
         return
     work = line.trace.work
-    ours = ledger_shares(analyse_trace(line.trace))
+    ours = ledger_shares(analyse_rank(line.trace).profile)
     if not len(work.name) or ours is None or not line.windows.on_device:
         return
     launched = line.links.call >= 0

@@ -30,17 +30,18 @@ with ByteSource(sys.argv[1]) as text:
         pass
 """
 _DECODE = """
+import mmap
 import sys
 from stepgrade.readers.kineto.decode import decode_events
 from stepgrade.readers.kineto.header import read_head
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.kineto.split import Slots, Splitter
+from stepgrade.readers.kineto.chunks import SLOT_BYTES, Splitter
 with ByteSource(sys.argv[1]) as text:
     head = read_head(text)
-    splitter = Splitter(text, head.text, head.offset, Slots.private())
+    splitter = Splitter(text, head.text, head.offset, mmap.mmap(-1, SLOT_BYTES))
     while chunk := splitter.next_chunk():
         decode_events(chunk.view)
-        splitter.release(chunk)
+        splitter.free.append(chunk.slot)
 """
 _READ = """
 import sys

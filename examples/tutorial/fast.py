@@ -10,7 +10,7 @@ class Fused(Attention):
     """The same attention, without its matrix of scores."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what each place takes from those before it."""
+        """Return causal self-attention over `x`."""
         batch, length, _ = x.shape
         q, k, v = self.inner(x).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)

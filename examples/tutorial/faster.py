@@ -11,8 +11,8 @@ class Tokenized(Texts):
         parts = [tokenize(TEXT[start : start + 1000]) for start in range(0, 10_000, 1000)]
         self.tokens = torch.tensor([token for part in parts for token in part])
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        start = place * 7 % 6000
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = index * 7 % 6000
         return self.tokens[start : start + LENGTH + 1]
 
 

@@ -34,8 +34,8 @@ class Texts(Dataset):
     def __len__(self) -> int:
         return 2000
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        start = place * 7 % 20_000
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = index * 7 % 20_000
         return torch.tensor(tokenize(TEXT[start : start + 2 * LENGTH])[: LENGTH + 1])
 
 
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.inner, self.outer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what each place takes from those before it."""
+        """Return causal self-attention over `x`."""
         batch, length, _ = x.shape
         q, k, v = self.inner(x).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5

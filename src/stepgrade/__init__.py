@@ -14,8 +14,8 @@ TYPE_CHECKING = False  # as type checkers read it; importing typing would double
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport, parity
     from stepgrade.config import Config, load_config
-    from stepgrade.costs.own_costs import register_cost
     from stepgrade.costs.recorded_inputs import Cost
+    from stepgrade.costs.table import register_cost
     from stepgrade.errors import StepgradeError
     from stepgrade.gating.run import gate
     from stepgrade.grading import score
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from stepgrade.hardware.cost.plan import Parallelism, Plan
     from stepgrade.hardware.estimate import Estimate, estimate
     from stepgrade.hardware.memory.fit import Anchor
-    from stepgrade.hardware.plan_table import Cluster, PlanRequest, PlanTable
-    from stepgrade.hardware.planner import plan
+    from stepgrade.hardware.planner import Cluster, PlanRequest, PlanTable, plan
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import Inspection, inspect
     from stepgrade.loading import load, load_baseline
-    from stepgrade.model import Baseline, Profile
+    from stepgrade.model import Profile
     from stepgrade.model.comparison import GateReport
     from stepgrade.model.events import Trace
-    from stepgrade.model.finding import Finding
     from stepgrade.model.notes import Result
-    from stepgrade.model.scorecard import Scorecard
+    from stepgrade.model.scorecard import Baseline, Finding, Scorecard
     from stepgrade.record import Recorder, start_recording
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
@@ -42,52 +40,35 @@ if TYPE_CHECKING:
     from stepgrade.store.runs import NewRun, Runs, Selection
     from stepgrade.whatif import AssumedChange, WhatIf, what_if
 
-# Where each public name lives; it is imported on first use, because `stepgrade --version` needs none of them.
-_HOMES = {
-    "Anchor": "hardware.memory.fit",
-    "AssumedChange": "whatif",
-    "Baseline": "model",
-    "Cluster": "hardware.plan_table",
-    "Config": "config",
-    "Cost": "costs.recorded_inputs",
-    "DeviceTable": "hardware.catalogue",
-    "Estimate": "hardware.estimate",
-    "Finding": "model.finding",
-    "GateReport": "model.comparison",
-    "History": "store.history",
-    "Inspection": "inspection",
-    "NewRun": "store.runs",
-    "Parallelism": "hardware.cost.plan",
-    "ParityReport": "compare.parity",
-    "Plan": "hardware.cost.plan",
-    "PlanRequest": "hardware.plan_table",
-    "PlanTable": "hardware.plan_table",
-    "Profile": "model",
-    "Recorder": "record",
-    "Runs": "store.runs",
-    "Scorecard": "model.scorecard",
-    "Selection": "store.runs",
-    "Setup": "hardware.setup",
-    "StepgradeError": "errors",
-    "Trace": "model.events",
-    "WhatIf": "whatif",
-    "convert": "report.step_profile",
-    "devices": "hardware.catalogue",
-    "estimate": "hardware.estimate",
-    "gate": "gating.run",
-    "history": "store.history",
-    "inspect": "inspection",
-    "load": "loading",
-    "load_baseline": "loading",
-    "load_config": "config",
-    "parity": "compare.parity",
-    "plan": "hardware.planner",
-    "register_cost": "costs.own_costs",
-    "render": "report",
-    "score": "grading",
-    "start_recording": "record",
-    "what_if": "whatif",
+# What each module makes public; imported on first use, because `stepgrade --version` needs none of it.
+_NAMES = {
+    "compare.parity": "ParityReport parity",
+    "config": "Config load_config",
+    "costs.recorded_inputs": "Cost",
+    "costs.table": "register_cost",
+    "errors": "StepgradeError",
+    "gating.run": "gate",
+    "grading": "score",
+    "hardware.catalogue": "DeviceTable devices",
+    "hardware.cost.plan": "Parallelism Plan",
+    "hardware.estimate": "Estimate estimate",
+    "hardware.memory.fit": "Anchor",
+    "hardware.planner": "Cluster PlanRequest PlanTable plan",
+    "hardware.setup": "Setup",
+    "inspection": "Inspection inspect",
+    "loading": "load load_baseline",
+    "model": "Profile",
+    "model.comparison": "GateReport",
+    "model.events": "Trace",
+    "model.scorecard": "Baseline Finding Scorecard",
+    "record": "Recorder start_recording",
+    "report": "render",
+    "report.step_profile": "convert",
+    "store.history": "History history",
+    "store.runs": "NewRun Runs Selection",
+    "whatif": "AssumedChange WhatIf what_if",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_OTHERWISE = {"history": "open_history"}
 _RENAMED = {"watch": "start_recording"}  # since 0.2.0; gone with 0.4.0
 
@@ -163,7 +144,7 @@ def _render(result: Result, to: str) -> str:
 
 
 def _render_cell(result: Scorecard | ParityReport) -> str | None:
-    from stepgrade.report.html import card_for_notebooks
+    from stepgrade.report.html.page import card_for_notebooks
 
     return card_for_notebooks(result)
 

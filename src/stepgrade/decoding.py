@@ -1,8 +1,7 @@
-"""Every typed decoder, built once and under one lock.
+"""Build every typed decoder once, under a lock.
 
-msgspec keeps what it knows of a Struct on the class, and stores it there before it is complete. A thread that
-decodes the class meanwhile reads null pointers, and the process crashes (docs/decisions.md). Here a type is
-built with all that it holds while the lock is held, and handed out afterwards. Encoding builds nothing.
+msgspec caches a Struct's layout on the class before the layout is complete; another thread that decodes the
+class at that time crashes the process (docs/decisions.md). Encoding builds nothing and needs no lock.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ T = TypeVar("T")
 _LOCK = RLock()  # not a plain lock: a finalizer or a signal handler may decode while its thread builds
 _DECODERS: dict[tuple[type, object], Any] = {}
 
-if hasattr(
-    os, "register_at_fork"
-):  # no child starts with a type half built, or with the lock of a thread it lost
+if hasattr(os, "register_at_fork"):  # no child inherits a half-built type, or a lock that nobody releases
     os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
@@ -43,9 +40,7 @@ def from_msgpack(data: bytes, kind: type[T]) -> T:
 
 def from_builtins(value: object, kind: type[T], *, strict: bool = True) -> T:
     """Return the `kind` that dicts, lists and plain values hold; raise msgspec.ValidationError for others."""
-    _decoder(
-        msgspec.msgpack.Decoder, kind
-    )  # takes every type that can be converted, and builds what converting reads
+    _decoder(msgspec.msgpack.Decoder, kind)  # builds the types that msgspec.convert reads
     return msgspec.convert(value, kind, strict=strict)
 
 

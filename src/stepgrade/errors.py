@@ -39,7 +39,7 @@ EXIT_NOT_MEASURED = 3
 EXIT_BUG = 70
 
 
-# What the machine refuses, whatever the program is: not a bug of ours where nobody has foreseen it.
+# Errors of the machine that any program can meet: not bugs of ours.
 _REFUSALS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOLCK, errno.ESTALE),
@@ -47,16 +47,16 @@ _REFUSALS = frozenset(
         *(errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN),
     }
 )
-# Longer than any name of ours: comparing more would only take time.
+# Longer than any of our names: comparing more only takes time.
 _MOST_NAME = 60
 _OUR_SECRETS = "STEPGRADE_TOKEN|STEPGRADE_SMTP_PASSWORD|PGPASSWORD|AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN"
 _ANY_SECRET = r".*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|_KEY|CONNECTION_STRING)"  # noqa: S105  names
-# Shorter values are words that messages need; a secret of that length protects nothing.
+# Shorter values are ordinary words, and too short to be a secret.
 _LEAST_OF_OURS, _LEAST_OF_ANY = 5, 8
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was most likely meant: one that begins so, else the one most alike."""
+    """Return the known name that was most likely meant: by its start, else the most similar."""
     from difflib import get_close_matches  # only for what is misspelt
 
     wanted = name.casefold()[:_MOST_NAME].lstrip("-")
@@ -67,20 +67,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the name that was most likely meant, else with all that are known."""
+    """Return a hint with the name that was most likely meant, else with all known names."""
     names = tuple(known)
     meant = nearest(name, names)
     return f"did you mean {meant}?" if meant else f"one of {', '.join(names)}"
 
 
 def name_fields(template: str, flags: Mapping[str, str]) -> str:
-    """Return one of our own texts with each {parameter} by its name in `flags`, else by its own name."""
+    """Return the template with each {parameter} replaced by its flag, if it has one."""
     parts = template.replace("}", "{").split("{")
-    return "".join(flags.get(part, part) if place % 2 else part for place, part in enumerate(parts))
+    return "".join(flags.get(part, part) if index % 2 else part for index, part in enumerate(parts))
 
 
 def without_secrets(text: str) -> str:
-    """Return a message without our token and the passwords of URLs and connection settings in it."""
+    """Return a message without our token and without passwords in URLs and connection settings."""
     text = without_tokens(text)
     lower = text.lower()
     if not any(sign in lower for sign in ("://", "postgres", "password", "pwd", "@", "\uff20")):
@@ -97,34 +97,34 @@ def without_secrets(text: str) -> str:
 
 
 def crash_text(text: str) -> str:
-    """Return a traceback without anything that the environment calls a secret, and without passwords."""
+    """Return a traceback without passwords and without any secret of the environment."""
     return without_secrets(without_tokens(text, _ANY_SECRET, _LEAST_OF_ANY))
 
 
 def without_tokens(text: str, names: str = _OUR_SECRETS, least: int = _LEAST_OF_OURS) -> str:
-    """Return a text without the environment's secrets of such names, in every form that Python prints."""
+    """Return a text without the values of such environment variables, however Python prints them."""
     import re  # only when something is wrong
     from urllib.parse import quote
 
     found = set()
     for name, value in os.environ.items():
         if not re.fullmatch(names, name, re.IGNORECASE):
-            # A proxy or a database that is named with its password.
+            # A proxy or database URL with its password.
             if not (given := re.match(r"\w+://[^:/@\s]*:([^@\s]+)@", value)):
                 continue
             value = given[1]  # noqa: PLW2901
         raw = os.fsencode(value)
         found |= {value, ascii(value)[1:-1], repr(value)[1:-1], repr(raw)[2:-1], quote(raw)}
-        found |= set(re.split(r"[^A-Za-z0-9._~+/=-]+", value))  # what is left of it in any other form
+        found |= set(re.split(r"[^A-Za-z0-9._~+/=-]+", value))  # the parts, if it is quoted some other way
     for secret in sorted((one for one in found if len(one) >= least), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Return what the machine would not do, such as to write to a full disk; None for any other error."""
+    """Return what the machine refused, such as a write to a full disk; None for any other error."""
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return "the system starts no more threads (end other programs, or raise the limit: ulimit -u)"
+        return "the system cannot start more threads (stop other programs, or raise the limit: ulimit -u)"
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
@@ -170,15 +170,15 @@ class StepgradeError(Exception):
 
 
 class BadInput(StepgradeError, ValueError):
-    """A file or text that is not what it should be."""
+    """An invalid file or text."""
 
 
 class BadJson(BadInput):
-    """A JSON text that does not decode; `where` is the JSON path."""
+    """Invalid JSON; `where` is the JSON path."""
 
 
 class UnknownFormat(BadInput):
-    """A text that no reader recognises, or a reader's name that does not exist."""
+    """Content that no reader recognises, or an unknown reader."""
 
 
 class TooLarge(BadInput):
@@ -190,39 +190,39 @@ class BadHistory(BadInput):
 
 
 class DamagedHistory(BadHistory):
-    """A part of the history makes no sense; other parts may be read."""
+    """Part of the history is damaged; the rest may be readable."""
 
 
 class NoHistory(BadHistory):
-    """There is no history at that place yet."""
+    """The history was not found."""
 
 
 class Unreachable(BadHistory):
-    """The server that has the history does not answer."""
+    """The server does not answer."""
 
 
 class OddAnswer(BadHistory):
-    """What answers is not a stepgrade server, or one of a version that is not known here."""
+    """The answer is not from a stepgrade server, or from an unknown version."""
 
 
 class NotLetIn(BadHistory):
-    """The server that has the history wants another token."""
+    """Authentication required, or permission denied."""
 
 
 class NoSuchRun(BadHistory):
-    """The history has no run of that number."""
+    """No run has that number."""
 
 
 class KeyTaken(BadHistory):
-    """The key of a run that is to be kept stands for another run."""
+    """The key belongs to another run."""
 
 
 class BadValue(BadHistory):
-    """The history cannot keep or look for a value of this kind."""
+    """A value that cannot be stored or searched for."""
 
 
 class BadConfig(BadInput):
-    """A stepgrade.toml that is not TOML, or says something that makes no sense."""
+    """An invalid stepgrade.toml."""
 
 
 class UnknownArchitecture(BadInput):
@@ -234,7 +234,7 @@ class UnknownDevice(StepgradeError, LookupError):
 
 
 class BadOption(StepgradeError, ValueError):
-    """Options that do not fit together, or one that lacks its partner."""
+    """Options that conflict, or need another."""
 
 
 class MissingExtra(StepgradeError, ImportError):
@@ -242,10 +242,10 @@ class MissingExtra(StepgradeError, ImportError):
 
 
 class NotMeasured(StepgradeError):
-    """The profile does not hold what the question needs."""
+    """The profile lacks what is needed."""
 
     exit_code = EXIT_NOT_MEASURED
 
 
 class EngineFailed(NotMeasured):
-    """What should have read the run is gone, or is of another version."""
+    """The engine is gone, or has another version."""

@@ -26,7 +26,7 @@ def state_folder() -> str:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MODES["all"]) -> None:
-    """Put a new file with this content in the place of `path`, as `write_by` does; raise OSError."""
+    """Replace `path` with a new file of this content, as `write_by` does; raise OSError."""
     write_by(path, lambda file: file.write(data), new_mode=new_mode)
 
 
@@ -37,12 +37,11 @@ def write_by(
     new_mode: int = MODES["all"],
     only_new: bool = False,
 ) -> None:
-    """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
+    """Replace `path` with a new file, synced to disk when this returns; raise OSError.
 
-    An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions,
-    owner and attributes as far as the system allows; a write-protected one is refused, and a new one gets
-    `new_mode` as far as the umask allows. A device or a pipe is written to. A link is replaced, not followed,
-    and other hard links keep the old content. With `only_new` an existing file raises FileExistsError.
+    An interrupt, a full disk or a power failure leaves the old file as it was. Permissions, owner and
+    attributes are kept as far as the system allows; a write-protected file is refused. A device or pipe is
+    written to; a link is replaced, not followed. With `only_new` an existing file raises FileExistsError.
     """
     target = os.fspath(path)
     old = None
@@ -55,7 +54,11 @@ def write_by(
     if old is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     folder = os.path.dirname(target) or "."
-    draft = _new_draft(folder, new_mode)
+    # A hidden file under a name that nobody can foresee, and never through a link.
+    name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")
+    draft = open(name, "xb", opener=partial(os.open, mode=new_mode))  # noqa: SIM115  closed below
+    _lock(draft.fileno())
+    _remove_stale_drafts(folder, draft.fileno())
     try:
         with draft:
             write(draft)
@@ -126,7 +129,7 @@ def _copy_attributes(target: str, old: os.stat_result, draft: BinaryIO) -> None:
 
 
 def temporary_folder() -> str:
-    """Return the folder for temporary files; a script that has not asked yet may still choose another."""
+    """Return the folder for temporary files; a script may still set tempfile.tempdir afterwards."""
     import tempfile  # not every command needs it
 
     chosen = tempfile.tempdir
@@ -142,18 +145,6 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         return os.path.abspath(path)
     except FileNotFoundError:
         return os.path.join(temporary_folder(), os.path.basename(path))
-
-
-def _new_draft(folder: str, mode: int) -> BinaryIO:
-    """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
-    while True:
-        name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")
-        with suppress(FileExistsError):
-            opener = partial(os.open, mode=mode)
-            draft = open(name, "xb", opener=opener)  # noqa: SIM115  the caller closes it
-            _lock(draft.fileno())
-            _remove_stale_drafts(folder, draft.fileno())
-            return draft
 
 
 def _lock(handle: int) -> bool:
@@ -202,7 +193,7 @@ def scratch_folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        # What was done in it does not fail because the folder stays; what is refused once may pass later.
+        # Failing to remove the folder is not an error; a second try may succeed.
         for _ in range(2):
             with suppress(OSError):
                 shutil.rmtree(folder)

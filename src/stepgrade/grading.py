@@ -11,19 +11,17 @@ from stepgrade.config import Config
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade, LayerSummary
 from stepgrade.diagnosis.advice import advice_for
-from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
-from stepgrade.diagnosis.rules import findings, work_gains_more
-from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings, settings_from
+from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext, Runtime, runtime_of
+from stepgrade.diagnosis.rules import DEFAULT_SETTINGS, Settings, findings, settings_from, work_gains_more
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.loading import baseline_given, profile_given
-from stepgrade.model import Baseline, Ledger, Note, Profile
-from stepgrade.model.finding import Finding
-from stepgrade.model.profile import STEP_PROFILER_V2, RankRow, WorkKind
-from stepgrade.model.scorecard import UNGRADED, DeviceUse, Scorecard, StepStats
+from stepgrade.model import Ledger, Note, Profile
+from stepgrade.model.notes import has_code
+from stepgrade.model.profile import STEP_PROFILER_V2, WORK_UNKNOWN, RankRow, WorkKind
+from stepgrade.model.scorecard import UNGRADED, Baseline, DeviceUse, Finding, Scorecard, StepStats
 from stepgrade.model.step_log import StepLog
 from stepgrade.readers.source import PathLike
-from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
     Verdict,
     bottleneck_of_ledger,
@@ -32,9 +30,7 @@ from stepgrade.scoring.causes import (
     rank_causes,
     work_of,
 )
-from stepgrade.scoring.contradictions import contradictions
-from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
-from stepgrade.scoring.fingerprint import fingerprint_of
+from stepgrade.scoring.efficiency import contradictions, efficiency_of, why_ungraded
 from stepgrade.scoring.goodput import WallLedger, wall_ledger
 from stepgrade.scoring.layers import (
     backward_forward_ratio,
@@ -44,18 +40,15 @@ from stepgrade.scoring.layers import (
     slow_layers,
 )
 from stepgrade.scoring.links import collective_fits, collective_rows, copy_rows
-from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     counted_share,
     drop_impossible_counts,
     hotspots,
     operations_of_step,
 )
-from stepgrade.scoring.phases import phases_of_step
-from stepgrade.scoring.reference import bottleneck_note
-from stepgrade.scoring.runtime import Runtime, runtime_of
-from stepgrade.scoring.step_times import RunTimes, kept, times_of
-from stepgrade.scoring.target import target_for
+from stepgrade.scoring.phases import bottleneck_note, phases_of_step
+from stepgrade.scoring.step_times import RunTimes, StepTimes, kept, times_of
+from stepgrade.scoring.target import ScoreOptions, fingerprint_of, memory_of_run, target_for
 from stepgrade.statistics import mean, median
 from stepgrade.units import show_count, show_ms
 
@@ -72,6 +65,7 @@ _OF_PROFILE = (
     *("hang", "views", "typical_step"),
 )
 _OF_EFFICIENCY = ("throughput", "samples_s", "ceilings", "mfu", "hfu", "arithmetic")
+_OF_STEPS = frozenset(StepStats.__struct_fields__)
 MOST_RANK_ROWS = 512  # with as many, the JSON and the page stay as small as they are
 
 
@@ -99,7 +93,7 @@ def score(
     figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
     given = [name for name, value in figures.items() if value is not None]
     if setup is not None and given:
-        raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+        raise BadOption("conflicts with setup", field=given[0], hint="put it into the Setup")
     allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     profile = profile_given(profile)
@@ -150,12 +144,15 @@ def _examine(
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
-    device_work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
-    causes = rank_causes(profile, times, ledger := of_device or phases.ledger, device_work)
-    if of_device:
-        verdict = bottleneck_of_ledger(profile, of_device, causes, device_work, limits)
+    device_work, device_ledger = work_of(profile, operations, limits), Ledger.of(profile.ledger)
+    causes = rank_causes(profile, times, ledger := device_ledger or phases.ledger, device_work)
+    if device_ledger:
+        verdict = bottleneck_of_ledger(profile, device_ledger, causes, device_work, limits)
     else:
         verdict = bottleneck_of_phases(profile, phases, efficiency, limits)
+    work = options.work or profile.work
+    # Steps that may be of something else have no goodput.
+    is_other = work == "inference" or (work == "unknown" and has_code(profile.notes, WORK_UNKNOWN))
     context = RuleContext(
         profile=profile,
         times=times,
@@ -170,10 +167,10 @@ def _examine(
         causes=causes,
         device_work=device_work,
         runtime=runtime_of(profile),
-        work=options.work or profile.work,
+        work=work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
-        wall=_whole_run(profile.log),
+        wall=None if is_other else _whole_run(profile.log),
         memory=memory_of_run(profile, target),
     )
     return context, ratio_note
@@ -212,7 +209,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         phases=context.phases.shares,
         flops_per_token=target.model_flops,
         flops_convention=target.convention,
-        bytes_per_token=target.traffic_bytes,
+        bytes_per_token=target.all_costs.bytes,
         operations=operations,
         layers=layers_of_step(profile, times, context.slow_layers),
         modules=modules_of_step(profile, times),
@@ -274,8 +271,8 @@ def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
     ranks = sorted(profile.ranks, key=lambda rank: (rank.wait_ms or 0.0, rank.rank))
     if len(ranks) > MOST_RANK_ROWS:
         last = len(ranks) - 1
-        places = {round(place * last / (MOST_RANK_ROWS - 1)) for place in range(MOST_RANK_ROWS)}
-        ranks = [ranks[place] for place in places]
+        chosen = {round(index * last / (MOST_RANK_ROWS - 1)) for index in range(MOST_RANK_ROWS)}
+        ranks = [ranks[index] for index in chosen]
     return tuple(
         structs.replace(rank, ledger=Ledger.of(rank.ledger))
         for rank in sorted(ranks, key=lambda rank: rank.rank)
@@ -298,47 +295,34 @@ def _device(target: Target, devices: int) -> DeviceUse | None:
 def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     if profile.steps is None and profile.mean_step_ms is None:
         return None
-    steady = times.steady
+    count, steady = profile.recorded_steps or profile.steps, times.steady
     if steady is None:
-        return StepStats(
-            count=profile.recorded_steps or profile.steps,
-            steady=profile.steps if profile.recorded_steps else None,
-        )
-    return StepStats(
-        count=profile.recorded_steps or profile.steps or len(profile.samples_ms),
-        steady=steady.steady,
-        warm_up=steady.warm_up,
-        outliers=steady.outliers,
-        median_ms=steady.median_ms,
-        low_ms=steady.low_ms,
-        high_ms=steady.high_ms,
-        p95_ms=steady.p95_ms,
-        least_ms=steady.least_ms,
-        most_ms=steady.most_ms,
-        samples_ms=kept(profile.samples_ms),
-    )
+        return StepStats(count=count, steady=profile.steps if profile.recorded_steps else None)
+    known = {name: getattr(steady, name) for name in StepTimes.__struct_fields__ if name in _OF_STEPS}
+    return StepStats(count=count or len(profile.samples_ms), samples_ms=kept(profile.samples_ms), **known)
 
 
 def _notes(context: RuleContext, verdict: Verdict, ratio_note: Note | None) -> tuple[Note, ...]:
     """Return all notes; the last say what operations and steps include, and what the median leaves out."""
     profile = context.profile
-    notes = [*profile.notes, *context.efficiency.notes, *context.phases.notes]
-    of_v1 = bottleneck_note(profile, verdict.bottleneck, context.efficiency.share)
-    notes += [note for note in (of_v1, ratio_note) if note is not None]
+    of_profile = [note for note in profile.notes if note.code != WORK_UNKNOWN]  # says why there is no grade
+    notes = [*of_profile, *context.efficiency.notes, *context.phases.notes]
+    v1_note = bottleneck_note(profile, verdict.bottleneck, context.efficiency.share)
+    notes += [note for note in (v1_note, ratio_note) if note is not None]
     steady, count = context.times.steady, len(profile.samples_ms)
     if profile.operations and profile.source.producer == STEP_PROFILER_V2:
         text = "hotspots include the operations listed for the whole model; contract v1 does not read those"
         notes.append(Note("v1_hotspots", text))
     if steady is None and profile.mean_step_ms:
-        text = "the source has only the average of its steps: there is no interval"
+        text = "the source has only the average of its steps, so there is no interval"
         notes.append(Note("averages", text))
     if steady is not None and steady.steady < count:
         unsteady = count - steady.steady
-        left_out = [f"{steady.warm_up} as warm-up"] if steady.warm_up else []
-        left_out += [f"{steady.outliers} as outliers"] if steady.outliers else []
+        left_out = [f"{steady.warm_up} warm-up"] if steady.warm_up else []
+        left_out += [f"{steady.outliers} outlying"] if steady.outliers else []
         text = (
-            f"{unsteady} of {count} steps {'is' if unsteady == 1 else 'are'} not steady and left out of the "
-            f"median ({', '.join(left_out)}); the mean of all is {show_ms(mean(profile.samples_ms))}"
+            f"{unsteady} of {count} steps {'is' if unsteady == 1 else 'are'} not steady and excluded from "
+            f"the median ({', '.join(left_out)}); the mean of all is {show_ms(mean(profile.samples_ms))}"
         )
         notes.append(Note("steps_left_out", text))
     number_kept = len(kept(profile.samples_ms))

@@ -38,7 +38,7 @@ class Inspection(Result, frozen=True, kw_only=True):
 _RATE = "{throughput_tok_s} or {tokens_per_step}"
 _UNGRADED_WITHOUT = Note("missing", "a grade needs it", supply=_RATE)
 _MISSING = {
-    "throughput": Note("missing", "how much the run does in a second is not known", supply=_RATE),
+    "throughput": Note("missing", "the throughput is not known", supply=_RATE),
     "step time": Note("missing", "the source has no average step time"),
     "phases": Note("missing", "where a step's time goes is not known"),
     "layers": Note("missing", "layers cannot be compared"),

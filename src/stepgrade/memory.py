@@ -1,7 +1,7 @@
-"""How much memory reading may take: a share of what the machine has, unless the user says otherwise.
+"""Limit the memory that reading may take: by default to a quarter of the machine's.
 
-What is decoded counts, not the text that it comes from: a hundred kilobytes of gzip can hold a hundred
-million numbers. The costs below were measured from the file to the written result, and rounded up.
+The limit is on decoded objects, not on text: 100 kB of gzip can hold 100 million numbers. The costs below
+were measured from the file to the written result, and rounded up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from contextlib import suppress
 from stepgrade.errors import TooLarge
 from stepgrade.units import show_bytes
 
-# Of the memory that the machine or the container has.
-_SHARE = 4
-# Where the system does not say what it has.
-_UNKNOWN_BYTES = 8 << 30
-# What the interpreter and its libraries take beside what is read.
-_OWN_BYTES = 512 << 20
+_SHARE = 4  # one part in so many of the machine's or container's memory
+_UNKNOWN_BYTES = 8 << 30  # if the system does not report its memory
+_OWN_BYTES = 512 << 20  # for the interpreter and its libraries
 _FIELD_BYTES = 1300  # of `"name": value`: an operation becomes several objects on its way to a report
 _VALUE_BYTES = 100
 _CHARACTER_BYTES = 4
@@ -34,7 +31,7 @@ def default_limit() -> int:
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in _LIMITS:
         with suppress(OSError, ValueError), open(path) as file:
-            known.append(int(file.read(32)))  # "max" is no number
+            known.append(int(file.read(32)))  # "max" is not a number
     return min((size for size in known if size > 0), default=_UNKNOWN_BYTES) // _SHARE
 
 
@@ -48,7 +45,7 @@ def check_json(text: bytes, most_bytes: int, where: str | None = None) -> None:
     """Raise TooLarge when decoding the text, which is valid JSON, may take more memory than `most_bytes`."""
     needed = json_bytes(text)
     if needed > most_bytes and text.count(b'"') * _LONG_BYTES < len(text):
-        # Commas and colons inside strings, as of a log, are no values; short strings hold few of them.
+        # Commas and colons inside strings are not values; short strings hold few of them.
         inside = (string[0] for string in _STRING.finditer(text))
         needed -= sum(json_bytes(string) - len(string) * _CHARACTER_BYTES for string in inside)
     check(needed, most_bytes, where)
@@ -59,14 +56,11 @@ def check(needed: int, most_bytes: int, where: str | None = None) -> None:
     if needed > most_bytes:
         limit = f"the limit is {show_bytes(most_bytes)}"
         problem = f"would take {show_bytes(needed)} of memory once decoded, and {limit}"
-        raise TooLarge(problem, where=where, supply="a larger {max_memory} if the file is to be trusted")
+        raise TooLarge(problem, where=where, supply="a larger {max_memory} if you trust the file")
 
 
 def limit_process(most_bytes: int) -> None:
-    """Let this process, and those that it starts, take no more than the limit and what Python itself needs.
-
-    Beyond it Python raises MemoryError. Only Linux counts what a process has really asked for.
-    """
+    """Limit the memory of this process and its children; beyond it Python raises MemoryError. Linux only."""
     with suppress(ImportError, ValueError, OSError, AttributeError):
         import resource  # not on Windows
 

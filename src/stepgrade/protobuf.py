@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 Value = int | memoryview
 _64_BITS: Final = (1 << 64) - 1
-_DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
+_FLOATS: Final = {4: "<f", 8: "<d"}  # by their bytes
 
 
 class WireField(NamedTuple):
@@ -76,25 +76,28 @@ def values(message: memoryview) -> Iterator[tuple[int, int, Value]]:
         yield number, kind, value if kind == VARINT else message[value:after]
 
 
+def last_values(message: memoryview) -> dict[tuple[int, int], Value]:
+    """Return the values of a message by number and kind, the last of those that are repeated."""
+    return {(number, kind): value for number, kind, value in values(message)}
+
+
+def messages(message: Value | None, wanted: int) -> Iterator[memoryview]:
+    """Yield the messages inside a message that have this number."""
+    for number, kind, value in values(message) if isinstance(message, memoryview) else ():
+        if number == wanted and kind == LENGTH and isinstance(value, memoryview):
+            yield value
+
+
 def text_of(value: Value | None, most: int = 1 << 20) -> str | None:
     """Return a field's text, at most so many bytes of it; None for a number."""
     return bytes(value[:most]).decode("utf-8", "replace") if isinstance(value, memoryview) else None
 
 
-def double_of(value: Value | None) -> float | None:
-    """Return a field of eight bytes as a number."""
-    return _unpacked(_DOUBLE, value)
-
-
 def float_of(value: Value | None) -> float | None:
-    """Return a field of four bytes as a number."""
-    return _unpacked(_FLOAT, value)
-
-
-def _unpacked(layout: struct.Struct, value: Value | None) -> float | None:
-    if not isinstance(value, memoryview) or len(value) != layout.size:
+    """Return a field of four or eight bytes as a number; None for another field."""
+    if not isinstance(value, memoryview) or len(value) not in _FLOATS:
         return None
-    return float(layout.unpack(value)[0])
+    return float(struct.unpack(_FLOATS[len(value)], value)[0])
 
 
 def signed(value: int) -> int:

@@ -49,13 +49,10 @@ def show_share(share: float | None, digits: int = 1) -> str:
 
 def show_graded_share(share: float | None, bounds: tuple[float, ...]) -> str:
     """Return a share with as many digits as it takes not to be rounded over one of the bounds."""
+    if share is None:
+        return MISSING
     for digits in (1, 2, 3, 4):
-        rounded = None if share is None else round(share, digits + 2)
-        if (
-            share is None
-            or rounded is None
-            or all((share >= bound) == (rounded >= bound) for bound in bounds)
-        ):
+        if all((share >= bound) == (round(share, digits + 2) >= bound) for bound in bounds):
             return show_share(share, digits)
     return show_share(share, 6)
 
@@ -86,10 +83,8 @@ def show_ratio(ratio: float | None) -> str:
 
 def show_bytes(count: float) -> str:
     """Return a number of bytes in binary units."""
-    for size, unit in _BYTE_STEPS:
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+    size, unit = next((step for step in _BYTE_STEPS if count >= step[0]), (0, ""))
+    return f"{count / size:.1f} {unit}" if size else f"{count:.0f} B"
 
 
 def show_count(count: float | None) -> str:
@@ -110,20 +105,15 @@ def show_si(amount: float | None, unit: str) -> str:
     """Return an amount in decimal units (16.9 MB, 6.42 GFLOP), with three digits that count."""
     if amount is None or not math.isfinite(amount):
         return MISSING
-    for size, prefix in _SI_STEPS:
-        if abs(amount) >= size:
-            return f"{_three_digits(amount / size)} {prefix}{unit}"
-    return f"{_three_digits(amount)} {unit}"
+    size, prefix = next((step for step in _SI_STEPS if abs(amount) >= step[0]), (1.0, ""))
+    number = amount / size
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2
+    return f"{number:,.{digits}f} {prefix}{unit}"
 
 
 def show_figure(figure: float | None) -> str:
     """Return a data-sheet figure as it is printed there."""
     return MISSING if figure is None else f"{figure:,.6g}"
-
-
-def _three_digits(number: float) -> str:
-    size = abs(number)
-    return f"{number:,.0f}" if size >= 100 else f"{number:.1f}" if size >= 10 else f"{number:.2f}"
 
 
 def show_numbers(numbers: Iterable[int]) -> str:

@@ -69,7 +69,7 @@ def test_contract_v1_too(stepgrade: Run, content: bytes, tmp_path: Path) -> None
 
 
 def test_a_directory_and_an_absent_file(stepgrade: Run, tmp_path: Path) -> None:
-    assert "holds no trace files" in stepgrade("score", tmp_path).err
+    assert "contains no trace files" in stepgrade("score", tmp_path).err
     assert "no such file" in stepgrade("score", tmp_path / "absent").err
     assert stepgrade("score", "").code == 2
 

@@ -45,7 +45,7 @@ Place = tuple[str, str]
 # Each scene, and the functions with a call that removes or replaces something which it runs.
 SCENES: dict[str, list[Place]] = {
     "reports": [("files.py", "write_by"), ("files.py", "_move"), ("files.py", "_remove_stale_drafts")],
-    "cache": [("engine/cache.py", "Cache._trim")],
+    "cache": [("engine/cache.py", "Cache.put")],
     "journal": [("record/journal.py", "Journal.append"), ("files.py", "write_by")],
     "script": [("record/script.py", "ScriptRecorder._name_file")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],

@@ -42,7 +42,7 @@ def test_an_input_is_not_replaced(
     ran = stepgrade(*COMMANDS[command])
     assert ran.code == 2
     assert len(ran.err.splitlines()) == 1
-    assert "is an input, and would be replaced (name another file)" in ran.err
+    assert "is an input, and would be overwritten (name another file)" in ran.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from stepgrade.cli.dispatch import COMMANDS
 from stepgrade.config import read_config
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.rules import RULE_NAMES
-from stepgrade.diagnosis.settings import settings_from
+from stepgrade.diagnosis.rules import RULE_NAMES, settings_from
 from stepgrade.errors import BadConfig, UnknownDevice, did_you_mean, nearest
 from stepgrade.hardware.catalogue import all_devices, keys_meant, meant_device
 from stepgrade.model.comparison import METRICS
@@ -31,7 +30,7 @@ PROFILE = str(ROOT / "examples" / "runs" / "gpt_naive.json")
         ([PROFILE], f"did you mean stepgrade score {PROFILE}?"),
         ([str(ROOT / "examples" / "train_gpt.py")], "did you mean stepgrade record "),
         (["record", PROFILE], f"to grade a profile: stepgrade score {PROFILE}"),
-        (["score", "--devcie", "h100", PROFILE], "there is no --devcie: did you mean --device?"),
+        (["score", "--devcie", "h100", PROFILE], "unknown option --devcie: did you mean --device?"),
         (["score", PROFILE, "--through-put=3"], "did you mean --throughput?"),
         (["history", "list", "--brnch", "main"], "did you mean --branch?"),
         (["history", "trned"], "did you mean trend?"),

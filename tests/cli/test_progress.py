@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from stepgrade.cli.progress import progress_line
+from stepgrade.cli.streams import progress_line
 
 
 def test_a_terminal_that_is_gone_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def test_switches_are_true_or_false_and_a_flag_turns_them_off(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("bach = 4", "stepgrade.toml: run: there is no 'bach' (did you mean batch?)"),
-        ("throughput = 4", "stepgrade.toml: run: there is no 'throughput'"),
+        ("bach = 4", "stepgrade.toml: run: unknown key 'bach' (did you mean batch?)"),
+        ("throughput = 4", "stepgrade.toml: run: unknown key 'throughput'"),
         ('batch = "many"', "stepgrade.toml: run.batch: not a whole number: 'many'"),
         ("batch = 1.5", "stepgrade.toml: run.batch: not a whole number: '1.5'"),
         ("batch = true", "stepgrade.toml: run.batch: not a value of --batch: True"),
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_named_where_it_is(stepgrade: Run, line: str, problem: 
 def test_a_variable_that_is_misspelt_is_refused(stepgrade: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPGRADE_RUN_DEVCE", "gb10")
     ran = stepgrade("estimate")
-    assert (ran.code, "STEPGRADE_RUN_DEVCE: there is no 'devce' (did you mean device?)" in ran.err) == (
+    assert (ran.code, "STEPGRADE_RUN_DEVCE: unknown key 'devce' (did you mean device?)" in ran.err) == (
         2,
         True,
     )

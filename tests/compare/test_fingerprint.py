@@ -7,8 +7,8 @@ import pytest
 import stepgrade as sg
 from stepgrade.compare.fingerprint import FIELDS, allowed_fields, differences, digest_of
 from stepgrade.errors import EXIT_NOT_MEASURED, BadOption
-from stepgrade.model import Fingerprint
 from stepgrade.model.notes import texts_of
+from stepgrade.model.scorecard import Fingerprint
 from tests.builders import make_profile
 
 H100 = Fingerprint(device="h100", batch=32, versions={"cuda": "12.4", "torch": "2.6"})

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.compare.effect import effect_of, widths_of
+from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed, widths_of
 from stepgrade.compare.metrics import COMPARED, changes_of
+from stepgrade.compare.metrics import LEVEL as SURE
 from stepgrade.compare.noise import (
     HEAVY_TAILS,
     RunNoise,
@@ -31,10 +32,11 @@ from stepgrade.compare.noise import (
 )
 from stepgrade.compare.parts import beyond_chance, changed_parts, shifts_of
 from stepgrade.config import Sensitivity
-from stepgrade.model import Baseline, Ledger
+from stepgrade.model import Ledger
 from stepgrade.model.comparison import METRICS, Noise
+from stepgrade.model.scorecard import Baseline
+from stepgrade.store.database import MIGRATIONS
 from stepgrade.store.history import KEPT_METRICS
-from stepgrade.store.migrations import MIGRATIONS
 from tests.builders import make_profile
 
 CHANCE = random.Random(3)
@@ -187,7 +189,55 @@ def test_too_noisy_says_how_many_runs() -> None:
     wild = [run(ms) for ms in (80.0, 120.0, 95.0, 110.0, 100.0, 88.0, 105.0)]
     (change,) = changes_of([run(101.0)], wild)
     assert change.outcome == "cannot tell"
-    assert "about 22 more runs of this code" in change.more
+    assert "about 20 runs of each side" in change.more
+
+
+def allowing(share: float) -> float:
+    """Return the change that a standard error of `share` can rule out at 95 %, one-sided."""
+    return math.expm1(share * 1.6448536)
+
+
+def test_how_many_runs_and_steps_are_needed() -> None:
+    """Worked by hand: 0.02 from one run against four is 0.02 / sqrt(1 + 1/4) of each run, squared 0.00032."""
+    effect = Effect(
+        change=0.0, low=0.0, high=0.0, near_low=0.0, near_high=0.0, p_value=1.0, is_other_kind=False,
+        sigma=0.02, run_sigma=0.01,
+    )  # fmt: skip
+    # 0.0125 ** 2 / 0.00032 = 0.488, of which 1/4 is the earlier runs': 1 / 0.238 = 4.2, so five runs, four more.
+    assert runs_needed(effect, 1, 4, allowing(0.0125)) == (4, False)
+    assert runs_needed(effect, 1, 4, allowing(0.05)) == (1, False)
+    # 0.008 ** 2 / 0.00032 = 0.2 is less than the earlier runs' own; 2 x 0.00032 / 0.008 ** 2 = 10 of each.
+    assert runs_needed(effect, 1, 4, allowing(0.008 * 1.0001)) == (10, True)
+    # Steps make 0.0003, and 0.0125 ** 2 - 0.0001 is left for them: 100 x 5.33 steps, 434 more.
+    assert steps_needed(effect, 100, allowing(0.0125)) == 434
+    assert steps_needed(effect, 100, allowing(0.05)) == 1
+    assert steps_needed(effect, 100, allowing(0.0099)) is None
+    exact = msgspec.structs.replace(effect, sigma=0.01)
+    assert steps_needed(exact, 100, allowing(0.0125)) is None
+
+
+@pytest.mark.parametrize("now_ms", [101.0, 102.0, 103.0])
+@pytest.mark.parametrize("noise", [0.02, 0.03, 0.04])
+def test_as_many_runs_as_it_says_decide(now_ms: float, noise: float) -> None:
+    """With runs like those there are, a noise that is given, and enough of them to rule a regression out."""
+    sensitivity, before = Sensitivity(run_noise=noise, detect=0.04), [run(100.0)] * 4
+    (change,) = changes_of([run(now_ms)], before, sensitivity)
+    assert change.outcome == "cannot tell"
+    found = re.search(r"about (\d+) more runs? of this code", change.more)
+    of_both = re.search(r"about (\d+) runs of each side", change.more)
+    assert (found is None) != (of_both is None)
+    count = int((found or of_both)[1])  # type: ignore[index]
+    earlier = before if found else [run(100.0)] * count
+    widths = [Width(sigma=math.log1p(noise))]
+
+    def is_decided(runs: int) -> bool:
+        exact = RunNoise(reported=Noise(share=noise, basis="given"), widths=tuple(widths))
+        here, there = Sample(values=(now_ms,) * runs), Sample(values=tuple(r.step_ms or 0.0 for r in earlier))
+        effect = effect_of(here, there, exact, SURE)
+        return effect.near_high < sensitivity.detect or not effect.low <= 0.0 <= effect.high
+
+    assert is_decided(count + 1 if found else count)
+    assert not is_decided(max(1, (count + 1 if found else count) // 2))
 
 
 def test_too_few_steps_says_how_many_steps() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import stepgrade as sg
-from stepgrade.compare.matrix import compare_all
-from stepgrade.model import Profile
+from stepgrade.compare.parity import compare_all
+from stepgrade.model import Ledger, Profile
+from stepgrade.model.activity import Activity, PartTime
 from tests.builders import make_ops, make_profile
 from tests.conftest import Ran
 from tests.faulty_runs import US, Faults, make_faulty_trace, profile_of, profile_of_ranks
@@ -185,3 +188,91 @@ def test_a_required_ratio_sets_the_exit_code(files: list[Path], stepgrade: Calla
 def test_real_gaps_add_up(ours: str, theirs: str) -> None:
     report = sg.parity(*(sg.load(next(shared("samples/kineto").glob(pattern))) for pattern in (ours, theirs)))
     assert_adds_up(report)
+
+
+def by_hand(step_ms: float, parts: list[tuple[str, float, float, str]], **counts: Any) -> Profile:
+    """Return two steps of a run; `counts` are its ledger in ms of a step, its communication and its launches."""
+    communication_ms, launches = counts.pop("communication_ms"), counts.pop("launches")
+    accounts = dict.fromkeys(Ledger.__struct_fields__, 0.0) | counts
+    work = tuple(
+        PartTime(work_class=kind, role=None, direction=None, ms=ms, calls=calls, kernels=0.0, dtype=dtype)
+        for kind, ms, calls, dtype in parts
+    )
+    return make_profile(
+        steps=2,
+        mean_step_ms=step_ms,
+        operations=make_ops(**{kind: 10 * ms for kind, ms, *_ in parts}),
+        activity=Activity(driver="device", communication_ms=communication_ms, parts=work),
+        ledger=Ledger(**{name: 2e6 * ms for name, ms in accounts.items()}),
+        launches_per_step=launches,
+    )
+
+
+def test_a_gap_counted_by_hand() -> None:
+    """100 ms against 80 ms; what more calls, sent bytes and launches cost is at the mean price of both.
+
+    Five calls of 8 ms against two of 10 ms: three more at 9 ms, less 7 for being shorter. Attention in fp32 may take
+    four times as long as in bf16: 12 ms of the 46 it takes longer. Of 25 ms of communication 10 show, of 10 ms five:
+    15 ms more, 0.45 of which would show. 60 launches more at (1/6 + 1/5) / 2 ms.
+    """
+    ours = by_hand(
+        100.0, [("gemm", 40.0, 5.0, "bf16"), ("attention", 50.0, 1.0, "fp32")],
+        compute=60.0, exposed_communication=10.0, idle_host=20.0, idle_input=10.0,
+        communication_ms=25.0, launches=120.0,
+    )  # fmt: skip
+    theirs = by_hand(
+        80.0, [("gemm", 20.0, 2.0, "bf16"), ("attention", 4.0, 1.0, "bf16")],
+        compute=55.0, exposed_communication=5.0, idle_host=12.0, idle_input=8.0,
+        communication_ms=10.0, launches=60.0,
+    )  # fmt: skip
+    report = sg.parity(ours, theirs)
+    assert report.gap is not None
+    assert (report.gap.ours_ms, report.gap.theirs_ms, report.gap.gap_ms) == (100.0, 80.0, 20.0)
+    assert {part.name: part.ms for part in report.gap.parts} == pytest.approx(
+        {
+            "gemm: more calls": 27.0,
+            "gemm: shorter calls": -7.0,
+            "attention: longer calls": 34.0,
+            "attention: wider precision": 12.0,
+            "more operations at once": (60 - 90) - (55 - 24),
+            "more communication": 6.75,
+            "more communication hidden": -1.75,
+            "more launches": 11.0,
+            "shorter waits for the host": -3.0,
+            "waiting for input": 2.0,
+        }
+    )
+    assert [part.name for part in report.gap.parts][:2] == [
+        "more operations at once",
+        "attention: longer calls",
+    ]
+    assert [part.share for part in report.gap.parts][:2] == [-61 / 20, 34 / 20]
+    assert report.launch_ratio == 2.0
+    back = sg.parity(theirs, ours).gap
+    assert back is not None
+    assert {part.name: part.ms for part in back.parts}["attention: narrower precision"] == -12.0
+    assert {part.name: part.ms for part in back.parts}["attention: shorter calls"] == -34.0
+
+
+def test_twice_the_tokens_take_twice_the_time() -> None:
+    parts, rest = [("gemm", 40.0, 5.0, "bf16")], {"compute": 60.0, "idle_host": 40.0}
+    one = by_hand(100.0, parts, **rest, communication_ms=0.0, launches=100.0)
+    two = by_hand(200.0, [("gemm", 80.0, 10.0, "bf16")], compute=120.0, idle_host=80.0,
+                  communication_ms=0.0, launches=200.0)  # fmt: skip
+    ours, theirs = (
+        structs.replace(profile, tokens_per_step=tokens) for profile, tokens in ((two, 2000.0), (one, 1000.0))
+    )
+    gap = sg.parity(ours, theirs).gap
+    assert gap is not None
+    assert (gap.tokens_scale, gap.theirs_ms, gap.gap_ms, gap.parts) == (2.0, 200.0, 0.0, ())
+
+
+def test_a_ledger_of_two_ranks_is_that_of_their_mean() -> None:
+    parts, rest = [("gemm", 40.0, 5.0, "bf16")], {"compute": 60.0, "idle_host": 40.0}
+    one = by_hand(100.0, parts, **rest, communication_ms=0.0, launches=100.0)
+    assert one.ledger is not None
+    doubled = Ledger(**{name: 2 * ns for name, ns in one.ledger.known().items()})
+    two = structs.replace(one, ledger=doubled, ranks=profile_of_ranks(0, world_size=2).ranks)
+    gap = sg.parity(two, one).gap
+    assert gap is not None
+    assert (gap.gap_ms, gap.parts) == (0.0, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stepgrade as sg
-from stepgrade.model import Baseline
+from stepgrade.model.scorecard import Baseline
 from tests.builders import make_profile
 
 

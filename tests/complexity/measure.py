@@ -1,6 +1,6 @@
 """Measure how the work of a command grows with its input: instructions, counted by valgrind, not time.
 
-    python -m tests.complexity.measure                 every shape, and the table for docs/security.md
+    python -m tests.complexity.measure                 every shape; the highest go into docs/security.md
     python -m tests.complexity.measure "kinds of"      those whose name holds the words
     python -m tests.complexity.measure --records FILE  the same, going on where an earlier run into FILE stopped
 
@@ -32,6 +32,7 @@ from types import FrameType
 from typing import Any
 
 MOST = 1.2
+SHOWN = 12  # rows of the table: the highest exponents
 # In place of a command: the analysis of traces that are read already. Reading an event takes so many instructions
 # that thousands of passes of numpy over thousands of rows do not show beside them.
 ANALYSIS = ("analysis",)
@@ -186,7 +187,7 @@ def main() -> int:
         print(f"       {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     scale = 1 if by_lines else 1_000_000
     print(f"| what grows | {unit} at n, 2n, 4n | exponent |\n|---|---:|---:|")
-    for name in names:
+    for name in sorted(names, key=lambda name: -found[name][0])[:SHOWN]:
         exponent, counts = found[name]
         print(f"| {name} | {', '.join(f'{count / scale:,.0f}' for count in counts)} | {exponent:.2f} |")
     return 1 if any(found[name][0] > MOST for name in names) else 0

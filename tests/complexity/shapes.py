@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 import stepgrade as sg
-from stepgrade.model import Fingerprint
+from stepgrade.model.scorecard import Fingerprint
 from stepgrade.readers.logs.frameworks import DIALECTS
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
@@ -605,6 +605,17 @@ def plain_lines(n: int) -> Files:
     return {"f": b"".join(line % (i // 50, i % 50, 8000 + i) for i in range(n))}
 
 
+def progress_bars(n: int, name: bytes = b"Validation") -> Files:
+    """Return a bar of training with a loss, redrawn, and after every tenth of it another bar."""
+    train = b"\rEpoch 1:  10%%|#   | %d/%d [00:%02d<00:30,  1.00s/it, loss=2.3]"
+    other = b"\n%s: 100%%|####| 4/4 [00:08<00:00,  2.10s/it]\n"
+    bars = (
+        train % (i, n, i % 60) + (other % name.replace(b"#", b"%d" % i) if i % 10 == 9 else b"")
+        for i in range(n)
+    )
+    return {"f": b"".join(bars) + b"\n"}
+
+
 def lines_of_every_dialect(n: int) -> Files:
     anchors = b"\n".join(dialect.anchor + b" 1 2 3 x" for dialect in DIALECTS)
     return {"f": (anchors + b"\n") * (n // 10 + 1) + step_lines(n)["f"]}
@@ -1161,30 +1172,29 @@ def device_table(n: int) -> Files:
 
 
 KINETO = tuple(
-    f"readers/kineto/{name}"
-    for name in ("reader", "split", "chunks", "header", "decode", "tables", "assemble", "categories")
+    f"readers/kineto/{name}" for name in ("reader", "chunks", "header", "decode", "tables", "categories")
 )
 WHAT_IF = ("what-if", "f", "--without", "k", "--format", "json")
 SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
-    "steps of a trace": Shape(steps, covers=(*KINETO, "timeline/steps", "timeline/windows", "trace/profile", "timeline/timeline", "trace/work", "readers/steps", "loading/combine", "readers/discover", "readers/source", "readers/base", "readers/registry"), size=200),
+    "steps of a trace": Shape(steps, covers=(*KINETO, "timeline/steps", "timeline/ledger", "trace/profile", "timeline/timeline", "trace/counts", "readers/steps", "loading/__init__", "readers/discover", "readers/source", "readers/base", "readers/registry"), size=200),
     "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "1-90000"), ("readers/steps",), 200),
     "steps as HTML": Shape(steps, SCORE_HTML, size=200),
-    "warm-up steps": Shape(warm_up, covers=("timeline/windows",), size=200),
+    "warm-up steps": Shape(warm_up, covers=("timeline/ledger",), size=200),
     "steps apart, each with a loader": Shape(apart_steps, covers=("timeline/ledger", "timeline/intervals"), size=200),
-    "operations by name": Shape(operations, covers=("trace/operations", "timeline/pieces", "trace/phases"), size=200),
+    "operations by name": Shape(operations, covers=("trace/operations", "timeline/timeline"), size=200),
     "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
     "operations on the host": Shape(host_operations, covers=("timeline/ledger", "timeline/links"), size=3000),
-    "shapes of library operations": Shape(shapes_of_library_operations, covers=("costs/shapes", "costs/patterns", "costs/own_costs", "costs/recorded_inputs", "costs/triton_costs"), size=200),
-    "launches of kernels and samples of counters": Shape(launches_and_counters, covers=("trace/kernels", "trace/occupancy"), size=200),
+    "shapes of library operations": Shape(shapes_of_library_operations, covers=("costs/call_costs", "costs/patterns", "costs/table", "costs/recorded_inputs"), size=200),
+    "launches of kernels and samples of counters": Shape(launches_and_counters, covers=("trace/kernels",), size=200),
     "frames that are compiled": Shape(compiled_frames, covers=("trace/compilation", "trace/kernels"), size=100),
     "events of MLPerf": Shape(events_of_mlperf, covers=("readers/logs/mlperf",), size=300),
-    "shapes of matrix products": Shape(shapes_of_matmuls, covers=("costs/matmuls", "costs/table", "costs/call_costs"), size=200),
+    "shapes of matrix products": Shape(shapes_of_matmuls, covers=("costs/call_costs", "costs/table"), size=200),
     "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),
     "threads and forward threads": Shape(forward_threads, covers=("trace/layers",), size=200),
     "kinds of ranges": Shape(ranges, covers=("trace/layers",), size=200),
-    "kinds of modules": Shape(modules, covers=("trace/layers", "trace/places"), size=200),
+    "kinds of modules": Shape(modules, covers=("trace/layers", "trace/operations"), size=200),
     "blocks of a model": Shape(blocks, SCORE_HTML, ("trace/layers",), 100),
     "a nest followed by siblings": Shape(nest, covers=("timeline/links",), size=4000),
     "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=1500),
@@ -1192,46 +1202,46 @@ SHAPES: dict[str, Shape] = {
     "optimizers by name": Shape(optimizers, covers=("timeline/steps",), size=200),
     "loaders without steps": Shape(loaders, covers=("timeline/steps",), size=200),
     "backward passes without steps": Shape(backward_steps, covers=("timeline/steps",), size=400),
-    "collectives": Shape(collectives, covers=("ranks/arrivals", "ranks/collectives", "ranks/matching"), size=400),
-    "a step that is replayed": Shape(waits, WHAT_IF, ("whatif/graph", "whatif/replay", "whatif/changes", "whatif/answers"), 200),
+    "collectives": Shape(collectives, covers=("ranks/collectives", "ranks/matching"), size=400),
+    "a step that is replayed": Shape(waits, WHAT_IF, ("whatif/graph", "whatif/replay", "whatif/answers"), 200),
     "streams of a step that is replayed": Shape(streams, WHAT_IF, ("whatif/graph",), 400),
     "ranks that are replayed": Shape(rank_files, ("what-if", "f", "--format", "json"), ("whatif/graph",), 6),
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
     "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
-    "streams and devices": Shape(streams, covers=("timeline/windows", "trace/step_view"), size=800),
+    "streams and devices": Shape(streams, covers=("timeline/ledger", "trace/tracks"), size=800),
     "overlapping events for Perfetto": Shape(overlaps, ("score", "f", "--format", "perfetto", "-o", "out"), ("trace/tracks", "readers/ranks"), 200),
     "host threads and their names": Shape(threads, covers=("timeline/links",), size=800),
-    "python frames": Shape(frames, covers=("timeline/frames", "trace/python_loops"), size=200),
-    "ranks of one file": Shape(merged_ranks, covers=("ranks/ranks", "readers/kineto/assemble", "timeline/quality"), size=10),
+    "python frames": Shape(frames, covers=("timeline/links", "trace/activity"), size=200),
+    "ranks of one file": Shape(merged_ranks, covers=("ranks/ranks", "readers/kineto/reader", "trace/profile"), size=10),
     "ranks in an archive": Shape(archive_of_ranks, covers=("readers/archives",), size=6),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "loading/ranks", "ranks/many_ranks", "ranks/parallelism", "ranks/operation_columns"), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "loading/ranks", "ranks/many_ranks", "ranks/collectives", "ranks/packed_ranks"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("ranks/recorded_ranks",), 10),
-    "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("ranks/recordings",), 6),
+    "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("ranks/ranks",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),
-    "kernels and steps of Nsight": Shape(nsys_kernels, covers=(*(f"readers/nsys/{name}" for name in ("reader", "device", "facts")), "readers/sqlite", "readers/processes"), size=300),
-    "ranges of Nsight at one depth": Shape(nsys_ranges, covers=("readers/nsys/nvtx",), size=500),
+    "kernels and steps of Nsight": Shape(nsys_kernels, covers=(*(f"readers/nsys/{name}" for name in ("reader", "device")), "readers/sqlite", "readers/processes"), size=300),
+    "ranges of Nsight at one depth": Shape(nsys_ranges, covers=("readers/nsys/collectives",), size=500),
     "processes of Nsight": Shape(nsys_processes, covers=("readers/processes",), size=10),
     "collectives of one group": Shape(nsys_collectives, covers=("readers/nsys/collectives",), size=200),
-    "steps of rocprofv3's JSON": Shape(rocprof(lambda folder, n: write_json(folder / "f", steps=n)), covers=("readers/rocprof/json_records", "readers/rocprof/facts", "readers/annotations"), size=60),
-    "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
-    "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
-    "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
-    "steps of XLA on the processor": Shape(lambda n: {"f": cpu_profile(n)}, covers=(*(f"readers/xplane/{name}" for name in ("reader", "planes", "wire", "operations", "steps", "paths", "facts")), "timeline/compiled"), size=40),
+    "steps of rocprofv3's JSON": Shape(rocprof(lambda folder, n: write_json(folder / "f", steps=n)), covers=("readers/rocprof/json_records", "readers/rocprof/tables", "readers/processes"), size=60),
+    "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/tables",), size=300),
+    "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/tables",), size=60),
+    "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/tables",), size=60),
+    "steps of XLA on the processor": Shape(lambda n: {"f": cpu_profile(n)}, covers=(*(f"readers/xplane/{name}" for name in ("reader", "planes", "wire", "operations", "devices")), "timeline/links"), size=40),
     "steps of XLA on a GPU": Shape(lambda n: {"f": gpu_profile(n)}, covers=("readers/xplane/devices",), size=100),
-    "allocations of XLA": Shape(lambda n: {"f": gpu_profile() + xla_allocations(n, allocator_name="GPU_0_bfc")}, covers=("readers/xplane/allocations",), size=1000),
+    "allocations of XLA": Shape(lambda n: {"f": gpu_profile() + xla_allocations(n, allocator_name="GPU_0_bfc")}, covers=("readers/xplane/reader",), size=1000),
     "steps of XLA on a TPU": Shape(lambda n: {"f": tpu_profile(n, 1)}, covers=("readers/xplane/devices",), size=100),
     "devices of XLA": Shape(lambda n: {"f": tpu_profile(3, n)}, covers=("readers/xplane/reader",), size=10),
     "stats, names and lines of XLA": Shape(xplane_stats, covers=("readers/xplane/planes",), size=300),
     "computations that call each other": Shape(xplane_hlo, covers=("readers/xplane/hlo",), size=50),
     "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
-    "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
-    "steps of a memory snapshot": Shape(snapshot, covers=("readers/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
+    "allocations of a trace": Shape(allocations, covers=("trace/memory",), size=200),
+    "steps of a memory snapshot": Shape(snapshot, covers=("readers/plain_pickle", "readers/snapshot/reader", "trace/memory"), size=30),
     "events of a memory timeline": Shape(memory_timeline, covers=("readers/memory_timeline", "trace/memory"), size=3000),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
     "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=1600),
     "dumps of the Flight Recorder": Shape(flight_recorders, ("score", *(f"rank{rank}" for rank in range(8))), ("readers/flight_recorder", "ranks/hang"), 100),
     "lists of the Flight Recorder in many places": Shape(flight_recorder_of_one_list, covers=("readers/flight_recorder",), size=200),
-    "frames of a log of torch.compile": Shape(compile_logs, covers=("readers/torch_trace", "trace/compile_logs"), size=200),
+    "frames of a log of torch.compile": Shape(compile_logs, covers=("readers/torch_trace", "trace/compilation"), size=200),
     "long reasons in a log of torch.compile": Shape(compile_log_of_long_payloads, covers=("readers/torch_trace",), size=2000),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=20_000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
@@ -1254,44 +1264,46 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=4000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
-    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/values", "readers/logs/lines", "readers/logs/frameworks", "readers/logs/vision", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/steps", "readers/logs/dialect", "readers/logs/values", "readers/logs/lines", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
-    "lines of a plain loop": Shape(plain_lines, covers=("readers/logs/plain_lines",), size=300),
-    "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/plain_lines",), size=6000),
+    "progress bars": Shape(progress_bars, covers=("readers/logs/bars",), size=300),
+    "progress bars of many names": Shape(lambda n: progress_bars(n, b"stage #"), covers=("readers/logs/bars",), size=300),
+    "lines of a plain loop": Shape(plain_lines, covers=("readers/logs/lines",), size=300),
+    "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/lines",), size=6000),
     "words about memory": Shape(lambda n: {"f": b"out of memory RESOURCE_EXHAUSTED 9 GiB " * n + b"\n" + step_lines(50)["f"]}, covers=("readers/logs/failures",), size=2000),
     "messages of failed allocations": Shape(lambda n: {"f": step_lines(50)["f"] + FAILED * n}, covers=("readers/logs/failures",), size=200),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=8000),
     "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
-    "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),
+    "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("loading/__init__",), 100),
     "a table of metrics": Shape(table_of_metrics, covers=("readers/metrics", "readers/logs/tables", "readers/logs/records", "readers/logs/names"), size=400),
     "an event file": Shape(event_file, covers=("readers/logs/tensorboard",), size=400),
     "a file of W&B": Shape(wandb_file, covers=("readers/logs/wandb",), size=400),
     "the records of a trainer": Shape(records_of_a_trainer, covers=("readers/metrics",), size=300),
     "a store of MLflow": Shape(mlflow_store, ("score", "mlruns", "--format", "json"), ("readers/logs/directories", "readers/logs/mlflow"), 400),
-    "operations of two runtimes": Shape(parity, ("parity", "f", "g", "--format", "json"), ("readers/parity_profile", "compare/parity", "compare/canonical", "compare/decompose", "compare/matrix"), 100),
+    "operations of two runtimes": Shape(parity, ("parity", "f", "g", "--format", "json"), ("readers/parity_profile", "compare/parity", "compare/canonical"), 100),
     "a scorecard as baseline": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "json"), ("readers/scorecard", "compare/runs", "compare/parts", "compare/metrics", "compare/effect", "compare/fingerprint"), 100),
     "runs of a history, listed": Shape(history, ("history", "list", "--limit", "100000", *HISTORY), ("store/history", "store/sqlite"), 100),
     "runs of a history, exported": Shape(history, ("history", "export", *HISTORY), ("store/history",), 40),
-    "the trend of a history": Shape(history, ("history", "trend", *HISTORY), ("store/trend", "compare/change_points"), 100),
-    "the gate with a history": Shape(history, ("gate", "f", "--against", "history:main", *HISTORY), ("gating/baselines", "compare/noise"), 40),
+    "the trend of a history": Shape(history, ("history", "trend", *HISTORY), ("store/tables", "compare/change_points"), 100),
+    "the gate with a history": Shape(history, ("gate", "f", "--against", "history:main", *HISTORY), ("gating/run", "compare/noise"), 40),
     "budgets and waivers": Shape(budgets, ("gate", "f", "--baseline", "g", "--budgets", "c.toml"), ("config/__init__", "gating/budgets"), 50),
     "a key of many parts": Shape(dotted_keys, ("score", "f", "--config", "c.toml"), ("config/toml",), 2000),
     "a list in the configuration": Shape(toml_lists, ("score", "f", "--config", "c.toml"), ("config/toml",), 500),
     # What an attacker would try who has read the code.
-    "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "timeline/frames"), 600),
+    "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "timeline/links"), 600),
     "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity",), 2000),
-    "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "timeline/frames"), 600),
-    "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("timeline/windows",), 2000),
+    "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "timeline/links"), 600),
+    "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("timeline/ledger",), 2000),
     "odd kinds of modules": Shape(analysed(odd_kinds_of_modules), ANALYSIS, ("trace/layers",), 80),
     "a nest of kinds of modules": Shape(analysed(nest_of_kinds), ANALYSIS, ("trace/layers",), 80),
     "blocks that wander through steps": Shape(analysed(blocks_that_wander), ANALYSIS, ("trace/layers",), 150),
-    "loops one after the other": Shape(analysed(many_loops), ANALYSIS, ("trace/python_loops",), 60),
+    "loops one after the other": Shape(analysed(many_loops), ANALYSIS, ("trace/activity",), 60),
     "convolutions on threads of their own": Shape(analysed(convolutions_on_threads), ANALYSIS, ("costs/call_costs",), 1000),
     "tensors of one product": Shape(analysed(tensors_of_one_product), ANALYSIS, ("costs/table",), 400),
     "short operations on the host": Shape(short_host_operations, covers=("trace/operations",), size=300),
-    "recordings with operations of their own": Shape(recordings_of_their_own, covers=("ranks/recordings",), size=6),
-    "parts of sampled steps": Shape(sampled_parts, ("parity", "f", "g", "--format", "html"), ("compare/canonical", "compare/decompose"), 150),
-    "fingerprints of a history": Shape(fingerprints, ("gate", "f", "--against", "history:main", "--allow-different", "all", *HISTORY), ("gating/baselines", "compare/noise"), 100),
+    "recordings with operations of their own": Shape(recordings_of_their_own, covers=("ranks/ranks",), size=6),
+    "parts of sampled steps": Shape(sampled_parts, ("parity", "f", "g", "--format", "html"), ("compare/canonical",), 150),
+    "fingerprints of a history": Shape(fingerprints, ("gate", "f", "--against", "history:main", "--allow-different", "all", *HISTORY), ("gating/run", "compare/noise"), 100),
     "notes of a recording": Shape(noted, SCORE_HTML, ("readers/step_profile",), 300),
     "notes of a recording on a terminal": Shape(noted, ("score", "f"), size=300),
     "lines of the user's code": Shape(lines_of_code, covers=("readers/recording",), size=300),

@@ -17,7 +17,6 @@ COVERED = {name for shape in SHAPES.values() for name in shape.covers}
 WITHOUT_INPUT = {
     "readers/kineto/workers",  # the same chunks in another process; tests/readers/kineto/test_kineto_workers.py
     "readers/remote",  # the same bytes from elsewhere; tests/readers/test_remote.py
-    "compare/repeats",  # a handful of runs that the user names
 }
 
 

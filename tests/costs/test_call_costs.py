@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.model import Operation, Profile
-from stepgrade.trace.profile import analyse_trace
-from tests.trace_builder import TraceBuilder
+from tests.trace_builder import TraceBuilder, analyse_trace
 
 F32 = ["float"] * 3
 IMAGE, KERNEL, RESULT = [8, 64, 56, 56], [128, 64, 3, 3], [8, 128, 56, 56]

@@ -9,10 +9,9 @@ import pytest
 
 from stepgrade.costs.table import cost_of
 from stepgrade.model.events import Inputs
-from stepgrade.trace.profile import analyse_trace
 from tests.complexity.shapes import event, step, trace
 from tests.kineto_traces import read_trace
-from tests.trace_builder import Run, make_trace
+from tests.trace_builder import Run, analyse_trace, make_trace
 
 BF16, F32 = "c10::BFloat16", "float"
 IMAGE, KERNEL = [8, 64, 56, 56], [128, 64, 3, 3]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.costs import own_costs
+from stepgrade.costs import table
 from stepgrade.costs.recorded_inputs import Cost, Shapes
 from stepgrade.costs.table import cost_of
 from stepgrade.errors import BadOption
@@ -197,7 +197,7 @@ def test_bytes_of_triton(name: str, given: Inputs, moved: int | None, at_most: b
 
 
 def test_an_own_operation_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_costs, "_OWN", {})
+    monkeypatch.setattr(table, "_OWN", {})
     given = inputs([[8, 16], [16, 4]], [BF16] * 2)
     assert cost_of("mylib::mm", given).flops is None
 
@@ -210,7 +210,7 @@ def test_an_own_operation_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("wrong", [lambda _: 1 / 0, lambda _: 7, lambda _: Cost(flops=-1)])
 def test_a_wrong_own_cost_is_said(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
-    monkeypatch.setattr(own_costs, "_OWN", {})
+    monkeypatch.setattr(table, "_OWN", {})
     sg.register_cost("mylib::mm", wrong)
     with pytest.raises(BadOption, match="mylib::mm"):
         cost_of("mylib::mm", inputs([[8, 16]], [BF16]))

@@ -10,12 +10,12 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.config import Config
-from stepgrade.diagnosis.needs import NEEDS
+from stepgrade.diagnosis.rule import NEEDS
 from stepgrade.diagnosis.rules import RULE_NAMES, RULES
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Note, Profile
-from stepgrade.model.many_ranks import ManyRanks, SlowPart
 from stepgrade.model.profile import Recorded
+from stepgrade.model.ranks import ManyRanks, SlowPart
 from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
 
 V100 = DeviceSeen(name="Tesla V100-SXM2-32GB", memory_bytes=32 * 2**30, sm_count=80)

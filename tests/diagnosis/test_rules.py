@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -14,8 +13,7 @@ import stepgrade as sg
 from stepgrade.config import Config, read_config
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis import rules
-from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES
-from stepgrade.diagnosis.settings import settings_from
+from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES, settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankRow, Source
@@ -33,12 +31,20 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
-from stepgrade.model.collectives import Communication, ExpertUse, PipelineUse, StageRow
 from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
-from stepgrade.model.hang import Difference, Hang, RankCall
 from stepgrade.model.ledger import ACCOUNTS
-from stepgrade.model.many_ranks import ManyRanks, SlowPart
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
+from stepgrade.model.ranks import (
+    Communication,
+    Difference,
+    ExpertUse,
+    Hang,
+    ManyRanks,
+    PipelineUse,
+    RankCall,
+    SlowPart,
+    StageRow,
+)
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
 from tests.builders import make_layers, make_phases, make_profile
 from tests.conftest import ROOT
@@ -475,10 +481,14 @@ def test_one_cause_is_one_finding_with_its_consequences() -> None:
 @pytest.mark.parametrize(
     ("kind", "claim", "remedy"),
     [
-        ("host", "Host 17 computes 50.0 % longer than the quicker ranks", "Run without what is named"),
-        ("stage", "Host 17 computes 50.0 % longer", "Move layers from that stage"),
-        ("link", "Host 17 takes 50.0 % longer than in the other groups", "Run nccl-tests over the ranks"),
-        (None, "and none is always the last.", "Even out the work"),
+        ("host", "Host 17 computes 50.0 % longer than the quicker ranks", "Replace the named host or rank"),
+        ("stage", "Host 17 computes 50.0 % longer", "Move layers from this stage"),
+        (
+            "link",
+            "Host 17 takes 50.0 % longer than in the other groups",
+            "Run nccl-tests over the named ranks",
+        ),
+        (None, "no rank is always last.", "Balance the work"),
     ],
 )
 def test_what_ranks_wait_for_is_named_with_what_to_do_about_it(
@@ -499,21 +509,31 @@ def test_the_claim_of_a_more_general_rule_on_the_same_time_is_not_repeated() -> 
     assert finding.consequences == ()
 
 
-def test_areas_modules_and_pages_have_the_same_names() -> None:
-    modules = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__", "base"}
-    assert set(AREAS) == modules
+def test_every_area_has_rules_and_a_page() -> None:
+    assert all(AREAS.values())
+    assert {rule.area for rule in rules._WRITTEN} == set(AREAS)
     assert set(AREAS) == {path.stem for path in (ROOT / "docs" / "rules").glob("*.md")}
 
 
 def test_every_limit_is_named_in_the_code() -> None:
-    """A limit that is only built from strings, or that nothing reads, cannot be checked."""
+    """A limit that is only built from strings, or that nothing reads, cannot be checked: rules name theirs."""
     named = {
         node.attr
         for path in (ROOT / "src" / "stepgrade").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
     }
-    assert set(Limits.__struct_fields__) <= named
+    by_rules = {limit for rule in RULES for limit in rule.least.values()}
+    for levels in {rule.levels for rule in RULES} - {""}:
+        grading = {f"{levels}_{severity}_share" for severity in ("info", "warning", "critical")}
+        by_rules |= grading - {"memory_info_share"}  # memory that is nearly full is at least a warning
+    assert by_rules <= set(Limits.__struct_fields__) <= named | by_rules
+
+
+def test_a_rule_has_figures_or_a_function() -> None:
+    for rule in RULES:
+        assert (rule.find is None) == bool(rule.claim) == bool(rule.figures)
+        assert rule.least.keys() <= rule.figures.keys()
 
 
 def test_rules_explain_rules_that_exist_and_never_each_other() -> None:
@@ -698,3 +718,23 @@ def test_a_few_operations_on_a_processor_are_no_run() -> None:
 def test_what_xla_has_fused_is_no_chain_to_fuse() -> None:
     ops = (op("mul fusion", "elementwise", 45.0), op("dot_general", "gemm", 45.0))
     assert "elementwise-chains" not in {finding.rule for finding in sg.score(trace(ops=ops)).findings}
+
+
+@pytest.mark.parametrize(
+    ("account", "is_known"),
+    [("exposed_copy", True), ("exposed_communication", True), ("idle_input", True), ("idle_host", False)],
+)
+@pytest.mark.parametrize("rule", ["hardly-any-work", "graph-capture"])
+def test_a_file_with_a_large_known_cause_shows_something(rule: str, account: str, is_known: bool) -> None:
+    seen = {"kernels": kernels(3.0, 2.0)} if rule == "hardly-any-work" else {"marks": {"graph_capture": 4.0}}
+    for share, silent in ((0.21, is_known), (0.04, False)):
+        lost = {"idle_host": 0.95 - share, account: share} if account != "idle_host" else {account: 0.95}
+        found = sg.score(trace(lost=lost, gaps=gaps(stall_ms=70.0), **seen)).findings
+        assert any(one.rule == rule for one in found) is not silent
+
+
+def test_kernels_that_take_a_quarter_of_the_step_are_a_step() -> None:
+    run = trace(lost={"idle_host": 0.75}, gaps=gaps(stall_ms=70.0), marks={"graph_capture": 4.0})
+    found = [one.rule for one in sg.score(run).findings]
+    assert "graph-capture" not in found
+    assert "host-stall" in found

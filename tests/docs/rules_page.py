@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from stepgrade.diagnosis.rule import Rule
 from stepgrade.diagnosis.rules import AREAS
-from stepgrade.diagnosis.rules.base import Rule
+from stepgrade.model.ledger import ALL_ACCOUNTS
 
 INTRO = """\
 # Rules
 
 What `stepgrade score` looks for. Generated from `src/stepgrade/diagnosis/rules/`.
 
-A finding has a claim, the numbers behind it, a severity, a fix, a check, and a gain: at most what the ledger has in the
-accounts under *Worth*, realistically the given share of it. Rules that see the same cause are merged into one finding.
-Findings are ordered by realistic gain; doubts about the profile come first, remarks (`info`) last.
+A finding has a claim, the numbers behind it (*evidence*; shares are of the step), a severity, a fix, a check and a gain.
+*Worth* is the realistic share of the gain, with the reason, and the ledger accounts that limit it. Rules that see the same
+cause are merged into one finding. Findings are ordered by realistic gain; doubts about the profile come first, remarks
+(`info`) last.
 
-Sources are rules of other tools: AL alloc · DL DLProf · FR PyTorch's Flight Recorder analyzer · GPF gpuprof · HF Hugging
+Sources, in parentheses, are rules of other tools: AL alloc · DL DLProf · FR PyTorch's Flight Recorder analyzer · GPF gpuprof · HF Hugging
 Face's performance guide · HTA Holistic Trace Analysis · HYP Hyperloom · ME ml-engineering · MEM published memory
 measurements ([memory.md](memory.md#accuracy)) · NAI nsys-ai · NS Nsight Systems · NVR nvidia-resiliency-ext · PM PyTorch's
 pattern matcher · REF the reference · SM SageMaker Debugger · TBP torch-tb-profiler · TG PyTorch's tuning guide · TL
@@ -64,12 +66,13 @@ def _list() -> str:
 
 
 def _area(area: str, members: tuple[Rule, ...]) -> str:
-    head = f"# Rules: {area}\n\nTerms and sources: [rules.md](../rules.md).\n"
-    return "\n".join([head, *(_rule(rule) for rule in members)])
+    head = f"# Rules: {area}\n\n[Terms and sources](../rules.md)\n"
+    explained = {rule.explains: rule.name for rule in reversed(members)}  # the first of those with one list
+    return "\n".join([head, *(_rule(rule, explained[rule.explains]) for rule in members)])
 
 
-def _rule(rule: Rule) -> str:
-    lines = [f"## {rule.name}\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
+def _rule(rule: Rule, same_as: str) -> str:
+    lines = [f"## {rule.name}\n", f"{rule.sees} ({rule.sources})\n", f"- *Evidence*: {rule.evidence}."]
     fixes = {
         "": rule.fix,
         "*PyTorch*: ": rule.fix_pytorch,
@@ -79,10 +82,15 @@ def _rule(rule: Rule) -> str:
     lines.append("- *Fix*: " + " ".join(f"{runtime}{fix}" for runtime, fix in fixes.items() if fix))
     lines.append(f"- *Check*: {rule.check}")
     if rule.worth:
-        accounts = ", ".join(f"`{account}`" for account in rule.worth.accounts.split("+"))
-        part = f"realistically {rule.worth.realistic:.0%}: {rule.worth.because}"
-        lines.append(f"- *Worth*: {accounts}, {part}.")
+        named = rule.worth.accounts.split("+")
+        accounts = (
+            "any account" if rule.worth.accounts == ALL_ACCOUNTS else ", ".join(f"`{name}`" for name in named)
+        )
+        lines.append(f"- *Worth*: {rule.worth.realistic:.0%} ({accounts}): {rule.worth.because}.")
     if rule.explains:
-        lines.append(f"- *Explains*: {', '.join(f'`{name}`' for name in rule.explains)}.")
-    lines += [f"- *Wrong when*: {rule.wrong_when}.", f"- *Sources*: {rule.sources}.\n"]
-    return "\n".join(lines)
+        is_repeated = same_as != rule.name and len(rule.explains) > 5
+        names = f"as `{same_as}`" if is_repeated else ", ".join(f"`{name}`" for name in rule.explains)
+        lines.append(f"- *Explains*: {names}.")
+    if rule.wrong_when != "never":
+        lines.append(f"- *Wrong when*: {rule.wrong_when}.")
+    return "\n".join(lines) + "\n"

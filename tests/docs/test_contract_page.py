@@ -9,7 +9,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.hardware.memory.fit import MemoryFit
-from stepgrade.hardware.plan_table import PlanTable
+from stepgrade.hardware.planner import PlanTable
 from stepgrade.model.scorecard import NOT_IN_JSON, Scorecard
 from stepgrade.whatif import WhatIf
 from tests.conftest import ROOT

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+import stepgrade as sg
 from stepgrade.cli.run_defaults import run_keys
 from stepgrade.config import read_config
-from stepgrade.diagnosis.settings import settings_from
+from stepgrade.config.limits import DEFAULT_LIMITS
+from stepgrade.diagnosis.rules import settings_from
 from tests.conftest import ROOT
-from tests.docs.reference_pages import CONFIG, reference_pages
+from tests.docs.reference_pages import CONFIG, SECTIONS, reference_pages
 
 DOCS = ROOT / "docs"
 PAGES = reference_pages()
@@ -30,6 +32,16 @@ def test_the_example_of_a_configuration_is_one() -> None:
     assert config.gate.fail_on == ("grade:D",)
     assert settings_from(config).ignored_rules == {"tf32-matmuls"}
     assert set(config.run) <= set(run_keys())
+
+
+def test_the_limits_of_the_page_are_the_defaults() -> None:
+    text = PAGES["config.md"].split("```toml\n")[-1].split("```")[0]
+    assert settings_from(read_config(text)).limits == DEFAULT_LIMITS
+
+
+def test_the_page_lists_everything_public() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted([*listed, "StepgradeError", "__version__"]) == sorted(sg.__all__)
 
 
 def test_the_index_leads_to_every_page() -> None:

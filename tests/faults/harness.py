@@ -21,6 +21,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,9 @@ _PREFIX_BYTES, _MOST_CALLS = 512, 1 << 16
 _DRAFTS = ("*.stepgrade-*.tmp", "*-wal", "*-shm", "tmp/*")  # what a killed writer may leave behind
 _OLD_S = 7200.0
 _PR_SET_PDEATHSIG = 1
+_UNIQUE = re.compile(r"(?<=stepgrade-)\w+")  # of a draft or a scratch folder
+_TRIES = 3  # to reach a call that not every run makes
+PROGRESS_S = 20.0
 
 # How each kind of call fails. The first one also fails for good, as a full disk does.
 HOW: dict[str, tuple[int, ...]] = {
@@ -120,12 +124,14 @@ class Scenario(NamedTuple):
     owned: tuple[str, ...]  # the names of the files that it may touch; all others are somebody else's
     says: tuple[str, ...] = ()  # one of these words is in the line about a failure
     streams: int = 0  # which standard streams fail too: 2 for output, 4 for errors
+    is_server: bool = False  # it ends well although it has refused requests
     is_optional: bool = False  # what fails here changes neither the answer nor the exit code
     between: Callable[[Any, Any, Any], bool] | None = None  # before, after and now: is that sound as well?
     done: Callable[[Any, Any], bool] | None = None  # after and now: was everything done, if in another way?
     beside: Callable[[Place], None] | None = None  # runs at the same time, in a process without faults
     each: Callable[[Place], None] | None = None  # makes what the directory does not hold, before each run
     is_program: bool = False  # it replaces its process by a program, in which calls count
+    exits: tuple[int, ...] = (0, 1)  # how it ends when nothing fails
     needs: tuple[str, ...] = ()
     start: Callable[[dict[str, Any]], Callable[[], None]] | None = None  # begins what all runs share
 
@@ -149,6 +155,30 @@ class Result(NamedTuple):
     runs: int
     wrong: list[str]
     seconds: float
+    missed: int = 0  # runs in which the call was not made: threads take turns
+
+
+class Share(NamedTuple):
+    """Which of a scenario's faults are run: the i-th of so many parts, without those that a file records."""
+
+    count: int | None = None
+    part: int = 1
+    parts: int = 1
+    records: Path | None = None  # a line for each run; lets an interrupted run go on
+
+    def done(self, scenario: str) -> dict[Fault, list[str] | None]:
+        """Return what came of the faults of a scenario that were run before, as `Bench.judge` has it."""
+        if self.records is None or not self.records.exists():
+            return {}
+        lines = [json.loads(line) for line in self.records.read_text().splitlines()]
+        return {Fault(*one["fault"]): one["wrong"] for one in lines if one["scenario"] == scenario}
+
+    def keep(self, scenario: str, fault: Fault, wrong: list[str] | None, seconds: float) -> None:
+        """Add the line of a run."""
+        if self.records is not None:
+            line = {"scenario": scenario, "fault": fault, "wrong": wrong, "seconds": round(seconds, 2)}
+            with self.records.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def build(folder: Path) -> Path:
@@ -227,12 +257,18 @@ def import_all(*, with_torch: bool) -> None:
         except ImportError:
             continue  # of an extra that is not installed
     for name in (
+        *(("torch._dynamo",) if with_torch else ()),  # the first step of an optimizer imports it
         "numpy",
         "psycopg",
         "uvicorn.protocols.http.h11_impl",
         "uvicorn.lifespan.on",
         "jinja2",
         "gzip",
+        "mcp.server",
+        "mcp.server.mcpserver.exceptions",
+        "mcp.server.transport_security",
+        "mcp.server.streamable_http_manager",
+        "rich.logging",
     ):
         try:
             importlib.import_module(name)
@@ -317,10 +353,11 @@ class Bench:
         state = in_fork(lambda: scenario.state(self.place), folder)
         self.before = Ran(0, "", "", state, _files(self.place.here))
         self.healthy = self.run(None)
-        if self.healthy.code not in (0, 1):
+        if self.healthy.code not in scenario.exits:
             raise RuntimeError(f"{scenario.name} fails without a fault: {self.healthy.err.strip()}")
         self.calls = plan.calls()
         self.twice = self._again()
+        self._second_tries: dict[object, Ran] = {}  # by what the first try has left
 
     def close(self) -> None:
         """End what all runs share."""
@@ -386,6 +423,7 @@ class Bench:
             for number, path in enumerate(streams, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), number)
             os.environ.update(private_environment(self.place.here))
+            tempfile.tempdir = None  # to be found again
             if is_counted and self.scenario.is_program:
                 os.environ[PROGRAM] = str(self.scenario.streams)
             elif is_counted:
@@ -398,24 +436,33 @@ class Bench:
             sys.stderr.flush()
             os._exit(code)
 
-    def judge(self, fault: Fault) -> Iterator[str]:
-        """Run with a fault and yield what is wrong afterwards."""
-        ran = self.run(fault)
-        if not self._plan.has_failed():
-            return  # threads take turns: this time there were fewer calls
-        kind, what, is_crash = fault.kind, self._plan.what(), fault.how == CRASH
+    def judge(self, fault: Fault) -> list[str] | None:
+        """Run with a fault and return what is wrong afterwards; None when its call was never made."""
+        for _ in range(_TRIES):
+            ran = self.run(fault)
+            if self._plan.has_failed():
+                break
+        else:
+            return None  # threads take turns: there were fewer calls
+        what = self._plan.what()
+        where = f"{self.scenario.name}, {fault} {what.replace(f'{self.place.here}/', '')}"
+        return [f"{where}: {problem}" for problem in self._problems(ran, fault, what)]
+
+    def _problems(self, ran: Ran, fault: Fault, what: str) -> Iterator[str]:
+        kind, is_crash = fault.kind, fault.how == CRASH
+        is_training_killed = is_crash and self.scenario.is_program and ran.code == 128 + signal.SIGKILL
         if ran.code is None:
             yield "hangs"
         elif ran.code < 0 and not (is_crash and ran.code == -signal.SIGKILL):
             yield f"was ended by signal {-ran.code}"
-        elif ran.code >= 0:
+        elif ran.code >= 0 and not is_training_killed:
             yield from self._answer(ran, fault, what)
         cannot_remove = kind in _LEAVES[:2] or (kind in _LEAVES and fault.persists)
         yield from self._disk(ran, may_leave=is_crash or cannot_remove)
         for name in self._leftovers(ran):
             old = time.time() - _OLD_S
             os.utime(self.place.here / name, (old, old), follow_symlinks=False)
-        again = self._again(is_counted=False)
+        again = self._second_try(ran)
         sound = (self.healthy, self.twice) if self.scenario.between is None else ()
         if again.code not in (self.healthy.code, self.twice.code):
             yield f"a second try ends with {again.code}: {again.err.strip()[-300:]}"
@@ -424,9 +471,19 @@ class Bench:
         elif left := [n for n in self._leftovers(again) if ".stepgrade-" in n and kind not in _LEAVES]:
             yield f"drafts are never removed: {left}"
 
+    def _second_try(self, ran: Ran) -> Ran:
+        """Run once more without a fault; a slow program only once for all that leave the same state and files."""
+        if not self.scenario.is_program:
+            return self._again(is_counted=False)
+        names = frozenset((_UNIQUE.sub("*", name), mode) for name, (mode, _, _) in ran.files.items())
+        key = (json.dumps(ran.state), names)
+        if key not in self._second_tries:
+            self._second_tries[key] = self._again(is_counted=False)
+        return self._second_tries[key]
+
     def _answer(self, ran: Ran, fault: Fault, what: str) -> Iterator[str]:
         """Yield what is wrong with what the user sees."""
-        if ran.code not in (0, 1, 2, 3):
+        if ran.code not in (2, 3, 0, 1, *self.scenario.exits):
             yield f"exit code {ran.code}: {ran.err.strip()[-600:]}"
         elif "Traceback" in ran.err or "Exception ignored" in ran.err:
             yield f"exit code {ran.code} with a traceback: {ran.err.strip()[-600:]}"
@@ -449,7 +506,7 @@ class Bench:
                 yield f"nothing is said of what was not written: {ran.err.strip()[-300:]!r}"
             return
         # SQLite goes on when only the name of its journal is not known to be on the disk.
-        if fault.kind == "sync" and not what.endswith("/h"):
+        if fault.kind == "sync" and not what.endswith("/h") and not scenario.is_server:
             yield f"exit code {ran.code}, although the disk did not take it"
         if not is_done:
             yield f"exit code {ran.code}, but it was not done: {_shown(ran.state)}"
@@ -461,6 +518,8 @@ class Bench:
             yield f"exit code {ran.code} for what should do no harm: {ran.err.strip()[-300:]}"
         expected = self.healthy.err.splitlines()
         problems = [line for line in ran.err.splitlines() if line not in expected]
+        # The gate gives the reason for its verdict, whatever then fails as well.
+        problems = [line for line in problems if not line.startswith("stepgrade: gate: ")] or problems
         if len(problems) != 1 and not (self.scenario.streams & 4 and fault.kind == "write"):
             yield f"exit code {ran.code} with {len(problems)} lines: {ran.err.strip()[-300:]}"
         elif problems and self.scenario.says:
@@ -514,6 +573,7 @@ def private_environment(here: Path) -> dict[str, str]:
     """Return an environment in which nothing leads out of the directory."""
     tmp, cache = str(here / "tmp"), str(here.parent / "cache")
     own = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"), tmp)
+    own["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch makes it when it is imported
     return {**own, "STEPGRADE_CACHE": cache, "STEPGRADE_OUTBOX": f"{tmp}/outbox"}
 
 
@@ -550,17 +610,27 @@ def spread(faults: Sequence[Fault], count: int | None) -> list[Fault]:
     return [faults[place * len(faults) // count] for place in range(count)]
 
 
-def run_scenario(scenario: Scenario, folder: Path, plan: Plan, count: int | None = None) -> Result:
-    """Run a scenario with every fault, or with so many."""
-    began, wrong, runs = time.monotonic(), [], 0
+def run_scenario(scenario: Scenario, folder: Path, plan: Plan, share: Share) -> Result:
+    """Run a scenario with the faults of a share, and print how far it is now and then."""
+    began, wrong, missed, shown = time.monotonic(), [], 0, time.monotonic()
     bench = Bench(scenario, folder, plan)
     try:
         kinds = {kind: bench.calls.count(kind) for kind in dict.fromkeys(bench.calls)}
-        for fault in spread(bench.faults(), count):
-            runs += 1
-            found = list(bench.judge(fault))
-            where = plan.what().replace(f"{bench.place.here}/", "")
-            wrong += [f"{scenario.name}, {fault} {where}: {problem}" for problem in found]
+        faults = spread(bench.faults(), share.count)[share.part - 1 :: share.parts]
+        known = share.done(scenario.name)
+        for number, fault in enumerate(faults, start=1):
+            if fault not in known:
+                start = time.monotonic()
+                known[fault] = bench.judge(fault)
+                share.keep(scenario.name, fault, known[fault], time.monotonic() - start)
+            wrong += known[fault] or []
+            missed += known[fault] is None
+            if time.monotonic() - shown > PROGRESS_S:
+                shown = time.monotonic()
+                part = f" ({share.part}/{share.parts})" if share.parts > 1 else ""
+                line = f"{scenario.name}{part}: {number} of {len(faults)}, {len(wrong)} wrong"
+                print(line, file=sys.stderr, flush=True)
     finally:
         bench.close()
-    return Result(scenario.name, len(bench.calls), kinds, runs, wrong, time.monotonic() - began)
+    spent = time.monotonic() - began
+    return Result(scenario.name, len(bench.calls), kinds, len(faults), wrong, spent, missed)

@@ -16,7 +16,7 @@ from stepgrade.engine.cache import OWN_FOLDER, Cache
 from stepgrade.errors import StepgradeError
 from stepgrade.hardware.measured import Measurement, Rate, keep_measured, load_measured
 from stepgrade.store import NewRun, open_history
-from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.database import MIGRATIONS
 from stepgrade.store.sqlite import APPLICATION_ID, SqliteDatabase
 from tests.builders import make_profile, make_step_profile
 from tests.cluster import Planned, write_ranks

@@ -253,10 +253,15 @@ int posix_fallocate64(int fd, off64_t at, off64_t size) {
     int how = watches(fd) ? hit(OP_truncate, NULL) : 0;
     return how > 0 ? how : next_posix_fallocate64(fd, at, size);
 }
-/* Linux closes the descriptor whatever it answers. */
+/* Linux closes the descriptor whatever it answers, and a socket without an error. */
+static int is_socket(int fd) {
+    int type;
+    socklen_t size = sizeof type;
+    return !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size);
+}
 int close(int fd) {
     if (!next_open) prepare();
-    int how = watches(fd) ? hit_fd(OP_close, fd, NULL) : 0;
+    int how = watches(fd) && !is_socket(fd) ? hit_fd(OP_close, fd, NULL) : 0;
     watch(fd, 0);
     int saved = errno, done = next_close(fd);
     if (how > 0) errno = saved;
@@ -320,15 +325,15 @@ DIR *opendir(const char *path) {
     return found;
 }
 DIR *fdopendir(int fd) {
-    if (watches(fd) && hit(OP_list, NULL) > 0) return NULL;
+    if (watches(fd) && hit_fd(OP_list, fd, NULL) > 0) return NULL;
     return next_fdopendir(fd);
 }
 struct dirent *readdir(DIR *from) {
-    if (watches(dirfd(from)) && hit(OP_list, NULL) > 0) return NULL;
+    if (watches(dirfd(from)) && hit_fd(OP_list, dirfd(from), NULL) > 0) return NULL;
     return next_readdir(from);
 }
 struct dirent64 *readdir64(DIR *from) {
-    if (watches(dirfd(from)) && hit(OP_list, NULL) > 0) return NULL;
+    if (watches(dirfd(from)) && hit_fd(OP_list, dirfd(from), NULL) > 0) return NULL;
     return next_readdir64(from);
 }
 
@@ -364,9 +369,7 @@ int socket(int domain, int type, int protocol) {
 }
 int socketpair(int domain, int type, int protocol, int pair[2]) {
     if (hit_main(OP_socket) > 0) return -1;
-    int done = next_socketpair(domain, type, protocol, pair);
-    if (!done) watch(pair[0], is_main), watch(pair[1], is_main);
-    return done;
+    return next_socketpair(domain, type, protocol, pair); /* both ends are ours: no network can lose them */
 }
 int connect(int fd, const struct sockaddr *to, socklen_t size) { FAIL_FD(connect, fd); return next_connect(fd, to, size); }
 int accept(int fd, struct sockaddr *from, socklen_t *size) {

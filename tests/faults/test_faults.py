@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import CRASH, Fault, Scenario, build, spread
+from tests.faults.harness import CRASH, Fault, Scenario, Share, build, spread
 from tests.faults.recording import recorders
 from tests.faults.remote import clients, databases
 from tests.faults.run import run_apart
@@ -33,7 +33,7 @@ def _compiler() -> None:
 def check(found: list[Scenario]) -> None:
     """Run a few faults of each scenario, all in one process that has imported everything once."""
     names = [one.name for one in found if not re.search(_LEFT_OUT, one.name)]
-    results = run_apart(names, COUNT)
+    results = run_apart(names, Share(COUNT))
     assert [result.scenario for result in results] == names
     assert [problem for result in results for problem in result.wrong] == []
     assert all(result.runs for result in results)

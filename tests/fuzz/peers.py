@@ -29,7 +29,7 @@ from tests.fuzz.outputs import check_output
 from tests.fuzz.talk import ACCESS, HOOK, HOST, ask, hostile_answer, team_store, with_secrets
 
 MOST_REQUESTS = 300  # that one command may make of a server
-_CLIENT = ("stepgrade.store.client", "stepgrade.store.exchange")  # whose deadlines are shortened
+_CLIENT = ("stepgrade.store.client", "stepgrade.store.client")  # whose deadlines are shortened
 SHORT_S = 0.4  # what the client waits for here, instead of half a minute
 WAITS = "waits-4711"  # the label of a run that is in the outbox before the command
 

@@ -14,8 +14,8 @@ import pytest
 from stepgrade.compare.metrics import change_of, changes_of
 from stepgrade.compare.noise import Sample, noise_of
 from stepgrade.config import Sensitivity
-from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS
+from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import step_times
 from stepgrade.statistics import median
 
@@ -109,6 +109,15 @@ def test_fewer_runs_than_three_accuse_nobody(earlier: int) -> None:
 def test_five_percent_is_found_where_runs_agree(earlier: int) -> None:
     found = outcomes(normal(0.0), earlier, slower=0.05).count("regressed")
     assert found >= 0.95 * COMPARISONS - 3.0 * math.sqrt(0.95 * 0.05 * COMPARISONS)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "noise", "slower", "share"),
+    [(10, 0.02, 0.10, 0.70), (10, 0.02, 0.15, 0.98), (10, 0.05, 0.25, 0.80), (3, 0.02, 0.15, 0.60)],
+)
+def test_slowdowns_are_found(earlier: int, noise: float, slower: float, share: float) -> None:
+    found = outcomes(normal(noise), earlier, slower=slower).count("regressed")
+    assert found >= share * COMPARISONS - 3.0 * math.sqrt(share * (1.0 - share) * COMPARISONS)
 
 
 def test_whole_runs_are_judged_as_their_samples_are() -> None:

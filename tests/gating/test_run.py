@@ -10,7 +10,8 @@ import pytest
 import stepgrade as sg
 from stepgrade.config import Budget, Config, GateTable
 from stepgrade.errors import BadOption
-from stepgrade.model import Fingerprint, Recorded
+from stepgrade.model import Recorded
+from stepgrade.model.scorecard import Fingerprint
 from tests.builders import make_phases, make_profile
 
 OLD, NEW = make_profile(mean_step_ms=100.0), make_profile(mean_step_ms=150.0)
@@ -87,7 +88,7 @@ def test_one_precision_has_many_names(here: str, there: str) -> None:
     assert not sg.gate([cards[1]], baseline=[other], config=QUIET).is_comparable
 
 
-def test_machines_are_told_apart_by_their_label(tmp_path: Path) -> None:
+def test_machines_are_distinguishable_by_their_label(tmp_path: Path) -> None:
     from stepgrade.store import NewRun
 
     place = str(tmp_path / "history.db")

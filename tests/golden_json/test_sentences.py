@@ -1,7 +1,8 @@
 """Every number in a card's text is recomputed from the card's own tables: a sentence they do not support fails.
 
-What fails today is in UNSUPPORTED, one line each. The list is strict: a sentence that becomes true, or a rule
-that is not there any more, has to leave it.
+Findings and their consequences, causes, the bottleneck, notes, ceilings, changes and the headline. What fails today
+is in UNSUPPORTED, one line each. The list is strict: a sentence that becomes true, or a rule that is not there any
+more, has to leave it; a note with numbers and no row in NOTES fails.
 """
 
 from __future__ import annotations
@@ -18,24 +19,49 @@ from typing import Any, NamedTuple
 import pytest
 
 from stepgrade.cli import main
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.report.content.scorecard import grade_badge
 from tests.golden_json.test_golden_json import EXPECTED, real_files
 from tests.samples import shared
 
 Card = dict[str, Any]
 Values = Iterator[float] | list[float]
+Row = tuple[str, str]  # the code of what states something, and its text
 
-# Numbers of text that no field of the card holds, by the code of what says them.
+# Numbers that no field of the card holds, by the code of what states them: the part of the text that is excused,
+# and why. All other numbers of such a text are held to the card.
 UNSUPPORTED = {
-    "finding clocks-apart": "how many events, and by how much, is in its text alone",
-    "finding profiler-overhead": "the share is in its text alone",
-    "finding warm-up-only": "the steps and their times are in its text alone",
-    "finding unsteady-steps": "steps are counted without the warm-up, which no field holds",
-    "finding recurring-slow-steps": "the longest pause is in its text alone",
-    "finding uneven-ranks": "how often the slow rank is slow is in its text alone",
-    "finding unexplained-idle": "of several ranks, text and evidence take different ones",
-    "bottleneck computes": "on a processor the text leaves out calls of short operations, the ledger does not",
-    "bottleneck class": "slow operations of every class are counted as matrix products",
-}
+    "finding clocks-apart": (r"^.*", "how many events, and by how much, is in its text alone"),
+    "finding profiler-overhead": (r"[\d.]+ %", "the share is in its text alone"),
+    "finding warm-up-only": (r"^\d+ of \d+ steps|[\d.,]+ m?s at first", "the first steps and their time are in its text alone"),
+    "finding unsteady-steps": (r"of \d+ steps", "steps are counted without the warm-up, which no field holds"),
+    "finding recurring-slow-steps": (r"[\d.,]+ m?s at most", "the longest pause is in its text alone"),
+    "finding unexplained-idle": (r"^[\d.]+ %", "of several ranks, text and evidence take different ones"),
+    "consequence": (r"^.*", "the evidence of a finding that is another one's consequence is not kept"),
+    "bottleneck lines": (r"^\d+ % of that in", "how much of the wait is at that line is in its text alone"),
+    "note clocks": (r"^.*", "how many events, and by how much, is in its text alone"),
+    "note device_unknown": (r"with [\d.]+ GB.*", "what the file says of its device is in its text alone"),
+    "note dispatched": (r"^\d+", "lines of the log are counted in its text alone"),
+    "note first_steps_left_out": (r"first \d+|took .*", "the steps that are left out are in its text alone"),
+    "note kinds_of_steps": (r"work: .*", "the medians of each kind are in its text alone"),
+    "note last_steps_left_out": (r"took [\d.,]+ m?s.*", "the steps that are left out are in its text alone"),
+    "note mfu_palm": (r"[\d.]+ %", "another convention's count is in its text alone"),
+    "note no_step_times": (r"^[\d,]+", "lines of the log are counted in its text alone"),
+    "note one_rank": (r"rank \d+ of \d+", "the rank and the size of the world are in its text alone"),
+    "note printed_mfu": (r"the log prints [^;]*|counts, \d+ TFLOP/s", "what the log prints is in its text alone"),
+    "note profiler_overhead": (r"[\d.]+ %", "the share is in its text alone"),
+    "note ranks_in_log": (r"^\d+", "ranks in a log are counted in its text alone"),
+    "note ranks_missing": (r"^\d+ of \d+", "the size of the world is in its text alone"),
+    "note recompute": (r"^[\d.]+ m?s", "of several ranks, text and evidence take different ones"),
+    "note samples_thinned": (r"of [\d,]+ steps", "steps before thinning are counted in its text alone"),
+    "note start_left_out": (r"[\d.,]+ m?s", "the line that is left out is in its text alone"),
+    "note steps_left_out": (r"of [\d,]+ steps|the mean of all is .*", "steps without the warm-up are counted in its text alone"),
+    "note straggler": (r"\d+ of \d+ collectives", "collectives of the whole trace are counted in its text alone"),
+    "note unattributed": (r"^[\d.]+ %", "of several ranks, text and ledger take different ones"),
+    "note unlaunched": (r"^[\d,]+ of [\d,]+|\d+ of them", "events without a launch are counted in its text alone"),
+    "note v1_ratio": (r"says .*", "the reference's own figure is in its text alone"),
+    "note warm_up": (r"^\d+ of \d+ steps|[\d.,]+ m?s at first", "the first steps are in its text alone"),
+}  # fmt: skip
 
 _UNIT = r"%|µs|ms|s|min|h|x|GB/s|GiB|MiB|KiB|GB|MB|tok/s"
 _NUMBER = re.compile(rf"(?<![\w.:/-])(\d{{1,3}}(?:,\d{{3}})+|\d+)(\.\d+)?(?:\s?({_UNIT}))?(?![\w.]*\w)")
@@ -95,21 +121,34 @@ DERIVED: dict[str, Callable[[Card, dict[str, Any]], Values]] = {
     "compiles-again": lambda card, _: [card["compile"]["compiles"]],
     "unsteady-steps": lambda card, _: [card["steps"]["count"], card["steps"]["steady"]],
     "out-of-memory": lambda card, _: list(((card["memory"] or {}).get("categories") or {}).values()),
+    "warm-up-only": lambda card, _: [card["steps"]["median_ms"]],
+    "uneven-ranks": lambda card, _: _slow(card),
     "recording-slows-host": lambda card, _: [card["ledger"]["idle_host"], card["ledger"]["idle_host"]
                                              + card["ledger"]["idle_sync"]],
 }  # fmt: skip
 
 
-def unsupported_findings(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield (code, text) of findings whose text says a number that neither evidence nor tables hold."""
+def unsupported_text(code: str, text: str, names: list[str], values: Values, excused: bool) -> Iterator[Row]:
+    """Yield (code, text) for each number of a text that is none of the values; what is excused may be left out."""
+    held = list(values)
+    shown = re.sub(UNSUPPORTED[code][0], " ", text) if excused and code in UNSUPPORTED else text
+    for number in numbers_in(shown, names):
+        if not number.is_one_of(held):
+            yield code, f"{number.value} {number.unit}: {text}"
+
+
+def unsupported_findings(card: Card, excused: bool = True) -> Iterator[Row]:
+    """Yield (code, text) of findings whose text states a number that neither evidence nor tables hold."""
     for finding in card["findings"]:
         evidence = finding["evidence"]
         names = [value for value in evidence.values() if isinstance(value, str)]
         held = [float(value) for value in evidence.values() if isinstance(value, int | float)]
         more = DERIVED.get(finding["rule"], lambda *_: [])
-        for number in numbers_in(finding["claim"], names):
-            if not number.is_one_of(held) and not number.is_one_of(more(card, evidence)):
-                yield f"finding {finding['rule']}", f"{number.value} {number.unit}: {finding['claim']}"
+        values = [*held, *more(card, evidence)]
+        claim = _ELSEWHERE.sub(" ", finding["claim"])
+        yield from unsupported_text(f"finding {finding['rule']}", claim, names, values, excused)
+        for text in finding["consequences"]:
+            yield from unsupported_text("consequence", text, [], [], excused)
 
 
 # Which accounts of the ledger the causes of a kind share among them.
@@ -123,22 +162,57 @@ SHARED_ACCOUNTS = (
     ({"communication"}, ("exposed_communication",)),
     ({"transfer"}, ("exposed_copy",)),
 )
+PRODUCTS = ("gemm", "convolution", "attention")
 CLASSES = {
-    "matrix products": "gemm",
-    "attention": "attention",
-    "convolutions": "conv",
+    "matrix products": "gemm", "convolutions": "convolution", "element-wise operations": "elementwise",
+    "norms": "norm", "optimizer updates": "optimizer", "embedding lookups": "embedding",
+    "index operations": "indexing", "copies or fills": "copy", "reductions": "reduction",
     "random numbers": "random",
-}
-_COMPUTES = re.compile(r"(?:the device|the processor) computes ([\d.]+) % of the step")
-_IS_IN = re.compile(r"([\d.]+) % of the operations' time is in ([^;(]*)")
+}  # fmt: skip
+_DRAWS = re.compile(
+    r"aten::(rand|normal|uniform|bernoulli|exponential|geometric|cauchy|log_normal|multinomial|poisson)"
+)
+_IS_IN = re.compile(
+    r"([\d.]+) % of the operations' time is in ([^;(]*?)(?:, ([\d.]+) % in work that mostly moves memory)?(?=;| \(|$)"
+)
 
 
-def unsupported_causes(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield (code, text) of causes whose shares are not those of the ledger, or whose text says another share."""
+def _share_of_classes(card: Card, words: str) -> float:
+    """Return the share of the operations' time that the card's own table has for what these words name."""
+    table = [
+        (row, "random" if _DRAWS.match(row["name"]) else row["class"], row["ms"])
+        for row in card["operations"]
+        if row["class"] != "communication" and row["ms"]
+    ]
+    moving = "move" in words and sum(
+        ms for row, kind, ms in table
+        if kind != "other"
+        and (row["roof"] == "memory" if row["roof"] and row["flops"] and row["bytes"] else kind not in PRODUCTS)
+        and (words in _ALL_MOVING or kind in _named(words))
+    )  # fmt: skip
+    whole = sum(ms for _, _, ms in table)
+    return (moving or sum(ms for _, kind, ms in table if kind in _named(words))) / whole
+
+
+_ALL_MOVING = ("those that mostly move memory", "work that mostly moves memory")
+
+
+def _named(words: str) -> set[str]:
+    names = re.split(r", | and ", words.removesuffix(", which mostly move memory"))
+    return {CLASSES.get(name, name) for name in names}
+
+
+def unsupported_causes(card: Card, excused: bool = True) -> Iterator[Row]:
+    """Yield (code, text) of causes whose shares are not those of the ledger, or whose text states another share."""
     for cause in card["causes"]:
-        first, *_ = numbers_in(cause["evidence"], [])
-        if not first.is_one_of([cause["share"]]):
-            yield f"cause {cause['bottleneck']}", cause["evidence"]
+        # Of calls, the text names two parts: the first is in the ledger, both add up to the share.
+        idle = (card["ledger"] or {}).get("idle_host") or 0.0
+        parts = [idle, cause["share"] - idle] if "rather than on work" in cause["evidence"] else []
+        code = f"cause {cause['bottleneck']}"
+        yield from unsupported_text(code, cause["evidence"], [], [cause["share"], *parts], excused)
+        left = (card["step_time_ms"] or 0.0) * (1.0 - cause["share"])
+        if cause["remaining_ms"] is not None and abs(cause["remaining_ms"] - left) > 1e-3 * (left + 1e-3):
+            yield f"remaining {cause['bottleneck']}", f"{cause['remaining_ms']} instead of {left}"
     if ledger := card["ledger"]:
         for kinds, accounts in SHARED_ACCOUNTS:
             caused = sum(cause["share"] for cause in card["causes"] if cause["bottleneck"] in kinds)
@@ -147,24 +221,137 @@ def unsupported_causes(card: Card) -> Iterator[tuple[str, str]]:
                 yield f"ledger {accounts[0]}", f"{accounts} {held:.4f}, causes {sorted(kinds)} {caused:.4f}"
 
 
-def unsupported_bottleneck(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield (code, text) of what is said of the bottleneck and does not follow from ledger and operations."""
-    text = " ".join(card["bottleneck_evidence"])
-    for share in _COMPUTES.findall(text):
-        if card["ledger"] and not Shown(float(share), 1, "%").is_one_of([card["ledger"]["compute"]]):
-            yield "bottleneck computes", f"{text} ({card['ledger']['compute']:.1%} in the ledger)"
-    for share, what in _IS_IN.findall(text):
-        named = {kind for words, kind in CLASSES.items() if words in what}
-        rows = [row for row in card["operations"] if row["class"] not in ("communication", "transfer")]
-        held = sum(row["ms"] for row in rows if row["class"] in named) / sum(row["ms"] for row in rows)
-        # Operations too short for the table are not in the sum.
-        if named and not Shown(float(share), 0, "%").is_one_of([held]):
-            yield "bottleneck class", f"{text} ({held:.1%} by the operations)"
+def unsupported_bottleneck(card: Card, excused: bool = True) -> Iterator[Row]:
+    """Yield (code, text) of statements on the bottleneck that do not follow from causes, ledger and operations."""
+    shares = {cause["bottleneck"]: cause["share"] for cause in card["causes"]}
+    worked = sum(shares.get(kind, 0.0) for kind in ("compute", "memory_bw", "unknown"))
+    ledger = card["ledger"] or {}
+    values = [worked, shares.get(card["bottleneck"], 0.0), card["efficiency"], card["launches_per_step"], 0.3,
+              ledger.get("compute"), ledger.get("unattributed"), card["wall_coverage"],
+              sum(phase["share"] for name, phase in card["phases"].items() if name.endswith(("h2d", "d2h")))]  # fmt: skip
+    for text in card["bottleneck_evidence"]:
+        code = "bottleneck lines" if "of that in" in text else "bottleneck"
+        held = [value for value in values if value is not None]
+        yield from unsupported_text(code, _IS_IN.sub(" ", text), [], held, excused)
+        for stated in re.findall(r"computes ([\d.]+) % of the step", text):
+            if not Shown(float(stated), 1, "%").is_one_of([ledger.get("compute") or 0.0]):
+                yield "bottleneck computes", f"{text} ({ledger.get('compute')} in the ledger)"
+        for share, what, moving in _IS_IN.findall(text):
+            for stated, words in ((share, what), (moving, _ALL_MOVING[1])):
+                if stated and not Shown(float(stated), 1, "%").is_one_of([_share_of_classes(card, words)]):
+                    yield (
+                        "bottleneck class",
+                        f"{text} ({_share_of_classes(card, words):.1%} by the operations)",
+                    )
 
 
-def unsupported(card: Card) -> list[tuple[str, str]]:
-    """Return what the card says and does not hold."""
-    return [*unsupported_findings(card), *unsupported_causes(card), *unsupported_bottleneck(card)]
+def _rank_accounts(card: Card) -> Values:
+    for row in card["ranks"]:
+        yield row["rank"]
+        yield from (value for value in row["ledger"].values() if value is not None)
+
+
+def _slow(card: Card) -> Values:
+    for row in (card["many_ranks"] or {}).get("slow", ()):
+        shares = row["slower"], row["always"]
+        yield from (*filter(None, shares), *map(float, row["ranks"].split(", ")))
+
+
+def _evidence(card: Card, rule: str, *fields: str) -> Values:
+    return [one["evidence"][name] for one in card["findings"] if one["rule"] == rule for name in fields]
+
+
+def _arithmetic(card: Card) -> Values:
+    done, ledger = card["arithmetic"] or {}, card["ledger"] or {}
+    yield from (value for value in (done.get("share"), ledger.get("compute")) if value is not None)
+    if done:
+        caused = sum(cause["share"] for cause in card["causes"] if cause["bottleneck"] == "compute")
+        yield caused * (1.0 - done["known_share"])
+    yield sum(ledger.get(name) or 0.0 for name in ("compute", "unattributed"))
+
+
+# What a note may state, by its code: without a row, none of its numbers is supported.
+NOTES: dict[str, Callable[[Card], Values]] = {
+    "at_most": _arithmetic,
+    "few_shapes": lambda card: [card["cost_known_share"], 0.8],
+    "first_steps_left_out": lambda card: [card["steps"]["count"], card["steps"]["median_ms"]],
+    "host_slowed": lambda card: [card["ledger"]["idle_host"],
+                                 card["ledger"]["idle_host"] + card["ledger"]["idle_sync"]],
+    "kinds_of_steps": lambda _: [2],
+    "last_step_open": lambda card: [card["steps"]["count"]],
+    "last_steps_left_out": lambda card: [card["steps"]["count"]],
+    "phases_overlap": lambda card: [sum(phase["share"] for phase in card["phases"].values())],
+    "printed_mfu": lambda card: [] if card["mfu"] is None else [card["mfu"]],
+    "recompute": lambda card: _evidence(card, "recomputed-forward", "again_ms"),
+    "samples_thinned": lambda card: [len(card["steps"]["samples_ms"])],
+    "slow_link": _slow,
+    "slow_rank": _slow,
+    "steps_left_out": lambda card: [card["steps"]["count"], card["steps"]["count"] - card["steps"]["steady"],
+                                    card["steps"]["warm_up"], card["steps"]["outliers"],
+                                    card["steps"]["warm_up"] + card["steps"]["outliers"]],
+    "straggler": lambda card: _evidence(card, "straggler-rank", "rank", "wait_ms"),
+    "straggler_account": _rank_accounts,
+    "unattributed": lambda card: [card["ledger"]["unattributed"]],
+    "v1_launch_overhead": lambda card: [card["ledger"]["unattributed"], card["steps"]["count"], 0.0],
+    "v1_ratio": lambda card: [card["forward_backward_ratio"]],
+    "warm_up": lambda card: [card["steps"]["median_ms"]],
+}  # fmt: skip
+_ELSEWHERE = re.compile(r"\(The same on (\d+) more ranks?\.\)|\(on rank (\d+)\)")
+
+
+def unsupported_notes(card: Card, excused: bool = True) -> Iterator[Row]:
+    """Yield (code, text) of notes that state a number that the card does not hold, or that are not notes of the card."""
+    ranks = (card["many_ranks"] or {}).get("ranks") or len(card["ranks"])
+    coded = [note["text"] for note in card["notes_coded"]]
+    for text in (*card["notes"], *card["fitness"], *card["ungraded_because"], *card["differences"]):
+        if text not in coded:
+            yield "note without a code", text
+    for note in card["notes_coded"]:
+        code, text = f"note {note['code']}", note["text"]
+        for others, rank in _ELSEWHERE.findall(text):
+            if int(others or rank) >= ranks:
+                yield "note of more ranks than there are", text
+        shown = re.sub(r"'[^']*'|`[^`]*`|, line \d+$", " ", _ELSEWHERE.sub(" ", text))
+        has_numbers = bool(numbers_in(shown, []))
+        values = NOTES.get(note["code"], lambda _: [])(card) if has_numbers else []
+        yield from unsupported_text(code, shown, [], values, excused)
+        if note["code"] == "at_most" and text[0] != card["grade_at_most"]:
+            yield "note of another grade", text
+
+
+_PER_TOKEN = re.compile(r"([\d.]+) ([TGM]?)(?:FLOP|B)/s.* over ([\d.]+) ([TGMk]?)(?:FLOP|B) per token")
+_SI = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def unsupported_figures(card: Card, _: bool = True) -> Iterator[Row]:
+    """Yield (code, text) of ceilings, changes and headlines whose text and figures do not agree."""
+    for row in card["ceilings"]:
+        rate, prefix, cost, small = _PER_TOKEN.search(row["convention"]).groups()
+        by_text = float(rate) * _SI[prefix] / (float(cost) * _SI[small])
+        if abs(row["tok_s"] / by_text - 1.0) > 0.005:
+            yield "ceiling", f"{row['tok_s']}: {row['convention']}"
+    for row in card["changes"]:
+        shares = [abs(row[name]) for name in ("change", "low", "high") if row[name] is not None]
+        yield from unsupported_text(f"change {row['metric']}", row["why"], [], shares, False)
+        if row["before"] and abs(row["now"] / row["before"] - 1.0 - row["change"]) > 1e-5:
+            yield f"change {row['metric']}", f"{row['change']} from {row['before']} to {row['now']}"
+    badge = grade_badge(Scorecard.from_json(json.dumps(card).encode()), {})
+    allowed = [*_arithmetic(card), *([] if card["efficiency"] is None else [card["efficiency"]])]
+    yield from unsupported_text("headline", badge.headline, [], allowed, False)
+
+
+CHECKS = (
+    unsupported_findings,
+    unsupported_causes,
+    unsupported_bottleneck,
+    unsupported_notes,
+    unsupported_figures,
+)
+
+
+def unsupported(card: Card, excused: bool = True) -> list[Row]:
+    """Return what the card states and does not hold."""
+    return [row for check in CHECKS for row in check(card, excused)]
 
 
 @cache
@@ -179,7 +366,7 @@ def kept_cards() -> dict[str, Card]:
 
 @pytest.mark.parametrize("name", kept_cards())
 def test_the_card_supports_what_it_says(name: str) -> None:
-    assert [(code, text) for code, text in unsupported(kept_cards()[name]) if code not in UNSUPPORTED] == []
+    assert unsupported(kept_cards()[name]) == []
 
 
 @cache
@@ -198,23 +385,45 @@ def real_cards() -> dict[str, Card]:
 def test_cards_of_real_files_support_what_they_say() -> None:
     cards = real_cards()
     assert len(cards) > 100
-    found = {name: unsupported(card) for name, card in cards.items()}
-    assert [(name, row) for name, rows in found.items() for row in rows if row[0] not in UNSUPPORTED] == []
-    codes = {code for rows in found.values() for code, _ in rows}
-    codes |= {code for card in kept_cards().values() for code, _ in unsupported(card)}
+    assert [(name, row) for name, card in cards.items() for row in unsupported(card)] == []
+    every = (*cards.values(), *kept_cards().values())
+    codes = {code for card in every for code, _ in unsupported(card, excused=False)}
     assert codes == set(UNSUPPORTED)  # what has become true leaves the list
+    states = {note["code"] for card in every for note in card["notes_coded"]}
+    assert set(NOTES) <= states
+
+
+def changed_texts(card: Card) -> Iterator[tuple[str, str, Card]]:
+    """Yield (code, text, card) with each number of each text of the card changed in turn."""
+    for field, key in (("findings", "claim"), ("causes", "evidence"), ("notes_coded", "text")):
+        for number, row in enumerate(card[field]):
+            code = " ".join((field, str(row.get("rule") or row.get("bottleneck") or row.get("code"))))
+            for text in _with_another_number(row[key]):
+                rows = [*card[field][:number], {**row, key: text}, *card[field][number + 1 :]]
+                yield code, text, {**card, field: rows}
+    for text in card["bottleneck_evidence"]:
+        for changed in _with_another_number(text):
+            yield "bottleneck", changed, {**card, "bottleneck_evidence": [changed]}
+
+
+def _with_another_number(text: str) -> Iterator[str]:
+    for found in _NUMBER.finditer(text):
+        other = str(int(found.group(1).replace(",", "")) + 7)
+        yield text[: found.start(1)] + other + text[found.end(1) :]
 
 
 def test_a_changed_number_is_noticed() -> None:
-    """Change each number of each text in turn: the check must see most of these."""
-    noticed = tried = 0
-    for card in kept_cards().values():
-        for finding in card["findings"]:
-            for found in _NUMBER.finditer(finding["claim"]):
-                other = str(int(found.group(1).replace(",", "")) + 7)
-                claim = finding["claim"][: found.start(1)] + other + finding["claim"][found.end(1) :]
-                tried += 1
-                noticed += bool(
-                    list(unsupported_findings({**card, "findings": [{**finding, "claim": claim}]}))
-                )
-    assert noticed > 0.95 * tried
+    """Change each number of each text in turn: the check must see nearly all that are not excused."""
+    missed, tried = [], 0
+    for name, card in kept_cards().items():
+        for code, text, changed in changed_texts(card):
+            tried += 1
+            if not any(list(check(changed)) for check in CHECKS[:4]):
+                missed.append((name, code, text))
+    excused = [
+        row
+        for row in missed
+        if row[1].replace("findings", "finding").replace("notes_coded", "note") in UNSUPPORTED
+    ]
+    assert tried > 300
+    assert len(missed) - len(excused) < 0.03 * tried, [row for row in missed if row not in excused]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepgrade.hardware.cost.conventions import CONVENTIONS
-from stepgrade.hardware.cost.flops import AttentionKind, Counts, Flops, flops_per_token
+from stepgrade.hardware.cost.model_costs import AttentionKind, Counts, Flops, flops_per_token
 from stepgrade.hardware.cost.plan import Plan
 
 HERE = Path(__file__).parent

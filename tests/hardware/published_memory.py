@@ -13,11 +13,10 @@ from msgspec import Struct
 from stepgrade.hardware.cost.plan import CHECKPOINTING as KNOWN_CHECKPOINTING
 from stepgrade.hardware.cost.plan import LOSSES as KNOWN_LOSSES
 from stepgrade.hardware.cost.plan import OFFLOAD, WEIGHTS, Parallelism, Plan
-from stepgrade.hardware.memory.allocator import context_bytes, fragment_bytes
 from stepgrade.hardware.memory.device import StageMemory, stage_memory
 from stepgrade.hardware.memory.need import BANDS, Band, MemoryNeed, error_band, need_of
-from stepgrade.hardware.models.parts import Attention, FeedForward, Frame, layer
-from stepgrade.hardware.models.shape import Linear, ModelShape
+from stepgrade.hardware.memory.static import blocks_vary, context_bytes, fragment_bytes
+from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -61,6 +60,8 @@ CAPACITY_GIB = {
 }
 
 Row = dict[str, str]
+# Blocks of many lengths may take so much more than usual of what passes within a step.
+MOST_VARYING = 1.5
 
 
 class Case(Struct, frozen=True):
@@ -116,11 +117,13 @@ def predict(case: Case, bands: Mapping[str, Band] = BANDS) -> Predicted:
     held = held_in(case)
     need = need_of(case.shape, case.plan, held.memory, bands=bands)
     low = need.low_bytes - context_bytes(case.plan)
-    if case.is_reserved:
-        return Predicted(held.memory.reserved, low, need.reserved_high_bytes, need)
     band = error_band(case.shape, case.plan, bands)
-    high = max(band.most(lasting, passing) for lasting, passing in held.moments)
-    return Predicted(held.allocated, low, high, need)
+    varying = MOST_VARYING if case.is_reserved and blocks_vary(case.plan) else 0.0
+    high = max(
+        band.most(lasting, passing + varying * part.passing)
+        for (lasting, passing), part in zip(held.moments, held.memory.phases.values(), strict=True)
+    )
+    return Predicted(held.memory.reserved if case.is_reserved else held.allocated, low, high, need)
 
 
 def rows(path: Path = HERE / "published_memory.csv", usable: str = "yes") -> list[Row]:
@@ -175,16 +178,9 @@ def shape_of(row: Row) -> ModelShape:
     is_gated = row["gated"] == "yes"
     is_megatron = row["kernels"] == "te"
     matrices = (("qkv", q + 2 * k),) if row["source"] == "litgpt" else (("q", q), ("k", k), ("v", k))
-    attention = Attention(
-        linears=(
-            *(Linear(name=name, inputs=d, outputs=width) for name, width in matrices),
-            Linear(name="o", inputs=q, outputs=d),
-        ),
-        score_width=q,
-        query_width=q,
-        kv_width=k,
-        heads=heads,
-        qk_norms="per_head" if "qwen3" in row["model"] or "qk_layernorm" in row["model"] else "none",
+    attention = (
+        *(Linear(name=name, inputs=d, outputs=width) for name, width in matrices),
+        Linear(name="o", inputs=q, outputs=d),
     )
     experts, met = whole(row, "experts", 0), whole(row, "top_k")
     width = whole(row, "expert_f", width) if experts else width
@@ -201,14 +197,26 @@ def shape_of(row: Row) -> ModelShape:
     )
     if experts:
         linears = (Linear(name="router", inputs=d, outputs=experts), *linears)
-    ffn = FeedForward(linears=linears, width=width * (met if experts else 1), gated=is_gated)
     is_old = is_megatron or row["model"].startswith(("phi-1", "phi-2", "stablelm", "falcon"))
-    frame = Frame(norm_vectors=2 if is_old else 1, has_dropout=is_megatron)
+    layer = Layer(
+        count=depth,
+        linears=attention + linears,
+        vectors=2 * (2 if is_old else 1) * d,
+        score_width=q,
+        query_width=q,
+        kv_width=k,
+        ffn_width=width * (met if experts else 1),
+        heads=heads,
+        gated=is_gated,
+        norm="layer" if is_old else "rms",
+        qk_norms=2 if "qwen3" in row["model"] or "qk_layernorm" in row["model"] else 0,
+        has_dropout=is_megatron,
+    )
     return ModelShape(
         architecture=row["model"],
         hidden=d,
         vocab=whole(row, "V"),
-        layers=(layer(depth, d, attention, ffn, frame),),
+        layers=(layer,),
         # litgpt's fine-tunes keep head and embedding apart, also of models that tie them.
         tied=row["tied"] == "yes" and row["source"] != "litgpt",
     )

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 import stepgrade.hardware
 from stepgrade.errors import UnknownDevice
 from stepgrade.hardware.catalogue import (
+    BYTES_PER_GIB,
     all_devices,
     compute_units,
     find_device,
     fold,
+    identify,
     keys_called,
     memory_sizes_gb,
     part_of,
     parts,
 )
-from stepgrade.hardware.identify import BYTES_PER_GIB, identify
 from stepgrade.model import DeviceSeen
 from tests.samples import shared
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.hardware.catalogue import find_device
+from stepgrade.hardware.catalogue import find_device, read_device
 from stepgrade.hardware.ceilings import (
     Ceiling,
     Costs,
@@ -22,7 +22,6 @@ from stepgrade.hardware.ceilings import (
 )
 from stepgrade.hardware.cost.model_costs import model_costs
 from stepgrade.hardware.cost.plan import Parallelism, Plan
-from stepgrade.hardware.device_file import read_device
 from stepgrade.hardware.estimate import estimate_plan
 from stepgrade.hardware.measured import Measurement, Rate
 from stepgrade.hardware.models.hf_config import model_from_config

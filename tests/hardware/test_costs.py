@@ -13,11 +13,15 @@ from stepgrade.errors import BadOption
 from stepgrade.hardware.catalogue import all_devices, find_device
 from stepgrade.hardware.ceilings import Figures, ceilings, lowest
 from stepgrade.hardware.cost.conventions import CONVENTIONS, find_convention
-from stepgrade.hardware.cost.flops import attended_span, count, flops_per_token
-from stepgrade.hardware.cost.links import link_traffic
-from stepgrade.hardware.cost.model_costs import model_costs
+from stepgrade.hardware.cost.model_costs import (
+    attended_span,
+    count,
+    flops_per_token,
+    link_traffic,
+    model_costs,
+    traffic_per_token,
+)
 from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
-from stepgrade.hardware.cost.traffic import traffic_per_token
 from stepgrade.hardware.estimate import estimate_plan
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
@@ -307,8 +311,20 @@ def test_a_plan_that_makes_no_sense(fields: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"devices": 0}, {"devices": 6, "tensor": 4}, {"devices": 4, "expert": 3}, {"data": "zero9"}]
+    ("fields", "problem"),
+    [
+        ({"devices": 0}, "must be a whole number"),
+        ({"shard_group": 0}, "must be a whole number"),
+        ({"devices": 6, "tensor": 4}, r"4 x 1 \(tensor x pipeline\) does not divide 6 devices"),
+        ({"devices": 4, "tensor": 2, "context": 4}, r"2 x 1 x 4 \(tensor x pipeline x context\)"),
+        ({"devices": 4, "expert": 3}, "over 3 does not divide 4 devices"),
+        ({"devices": 8, "context": 2, "shard_group": 3}, "3 does not divide the 8 data-parallel devices"),
+        ({"devices": 8, "tensor": 4, "shard_group": 4}, "4 does not divide the 2 data-parallel devices"),
+        ({"virtual": 2}, "virtual stages need a pipeline"),
+        ({"data": "zero9"}, "unknown"),
+    ],
 )
-def test_devices_that_cannot_be_shared_out(fields: Any) -> None:
-    with pytest.raises(BadOption):
+def test_devices_that_cannot_be_shared_out(fields: Any, problem: str) -> None:
+    with pytest.raises(BadOption, match=problem):
         Parallelism(**fields)
+    assert Parallelism(devices=8, context=2, shard_group=8).shards == 8

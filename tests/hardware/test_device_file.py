@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepgrade.errors import BadInput
-from stepgrade.hardware.device_file import read_device
+from stepgrade.hardware.catalogue import read_device
 
 WHOLE = """
 key = "my-card"

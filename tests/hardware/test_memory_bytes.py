@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.memory.activations import layer_activations, outside_layers
+from stepgrade.hardware.memory.activations import layer_activations, loss_memory, outside_layers
 from stepgrade.hardware.memory.device import WORKSPACE_BYTES, stage_memory
-from stepgrade.hardware.memory.loss import loss_memory
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware.saved_tensors import LivePeak, saved_bytes

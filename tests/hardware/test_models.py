@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.errors import BadInput, BadJson, StepgradeError, TooLarge, UnknownArchitecture
-from stepgrade.hardware.models.hf_config import (
-    ARCHITECTURES,
-    MOST_CONFIG_BYTES,
-    model_from_config,
-    read_model,
-)
+from stepgrade.hardware.models.decoders import ARCHITECTURES
+from stepgrade.hardware.models.hf_config import MOST_CONFIG_BYTES, model_from_config, read_model
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
 
@@ -135,7 +131,7 @@ def test_an_unknown_architecture_is_refused_by_name(kind: Any) -> None:
     assert "\x1b" not in str(error.value)
 
 
-@pytest.mark.parametrize("layer_types", [["full_attention"], ["linear_attention"] * 42])
+@pytest.mark.parametrize("layer_types", [["full_attention"], ["linear_attention"] * 42, [[]] * 42])
 def test_layers_of_an_unknown_kind_are_refused(layer_types: Any) -> None:
     with pytest.raises(BadInput) as error:
         shape_of(configs.GEMMA2_9B, layer_types=layer_types)
@@ -204,3 +200,10 @@ def test_any_value_in_any_field_gives_a_shape_or_our_error(name: Any, data: Any)
 def test_any_bytes_give_our_error(raw: Any) -> None:
     with pytest.raises(StepgradeError):
         model_from_config(raw)
+
+
+def test_experts_are_in_every_second_layer_that_is_not_listed() -> None:
+    """Of layers 0 to 5 every second has experts (1, 3 and 5), and 3 is listed as plain."""
+    config = {**configs.QWEN3_30B, "num_hidden_layers": 6, "decoder_sparse_step": 2}
+    layers = shape_of(config, mlp_only_layers=[3, 4]).layers
+    assert [(layer.count, layer.expert_count > 0) for layer in layers] == [(4, False), (2, True)]

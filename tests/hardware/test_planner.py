@@ -19,8 +19,7 @@ from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.cost.plan import Parallelism, Plan
 from stepgrade.hardware.estimate import estimate
 from stepgrade.hardware.models.hf_config import model_from_config
-from stepgrade.hardware.plan_table import TRAINERS, Cluster, PlanRequest, RankedPlan
-from stepgrade.hardware.planner import rank_plans
+from stepgrade.hardware.planner import TRAINERS, Cluster, PlanRequest, RankedPlan, rank_plans
 from stepgrade.hardware.setup import Setup
 from tests.hardware import model_configs as configs
 

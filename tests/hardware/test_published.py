@@ -9,7 +9,7 @@ import pytest
 
 from stepgrade.hardware.ceilings import utilisation
 from stepgrade.hardware.cost.conventions import CONVENTIONS
-from stepgrade.hardware.cost.flops import count, flops_per_token
+from stepgrade.hardware.cost.model_costs import count, flops_per_token
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape

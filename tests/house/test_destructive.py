@@ -18,15 +18,15 @@ OWN_ROWS = "rows of our own tables, and of one project, token or session alone"
 # Why each is safe. A new one needs its line here and, if it removes something, a scene in
 # tests/cli/test_foreign_files.py.
 AUDITED = {
-    ("cli/gate.py", "_write", "open"): "appends to the file that GitHub names for the job's summary",
+    ("cli/gate.py", "run", "open"): "appends to the file that GitHub names for the job's summary",
     ("cli/output.py", "_write_file", "write_by"): NAMED,
     ("cli/output.py", "write_bytes.packed", "GzipFile"): "packs into the draft of write_by",
     ("cli/streams.py", "_let_go", "open"): "the null device",
-    ("cli/timeline.py", "write_timeline", "write_bytes"): NAMED,
+    ("cli/score.py", "write_timeline", "write_bytes"): NAMED,
     ("engine/cache.py", "Cache._is_ours", "write_whole"): "our marker, in a folder of our name that is empty",
     (
         "engine/cache.py",
-        "Cache._trim",
+        "Cache.put",
         "unlink",
     ): "regular files of this user with our names, in a marked folder",
     ("engine/cache.py", "Cache.put", "write_whole"): "a name of ours in a marked folder; no link is replaced",
@@ -35,7 +35,6 @@ AUDITED = {
     ("engine/on_dask.py", "OnDask.close", "rmtree"): "that directory; rmtree follows no link",
     ("engine/pool.py", "serve", "fdopen"): "a pipe to the parent process",
     ("files.py", "_remove_stale_drafts", "open"): "opens to lock, and writes nothing",
-    ("files.py", "_new_draft", "open"): "creates a new name, never an existing one",
     (
         "files.py",
         "_remove_stale_drafts",
@@ -47,7 +46,11 @@ AUDITED = {
     ("files.py", "_move", "unlink"): "the draft, which has its own name by then",
     ("files.py", "scratch_folder", "mkdtemp"): "a new directory",
     ("files.py", "scratch_folder", "rmtree"): "that directory; rmtree follows no link",
-    ("files.py", "write_by", "open"): "a device or a pipe that the user names",
+    (
+        "files.py",
+        "write_by",
+        "open",
+    ): "a device or a pipe that the user names, or a new name, never an existing one",
     ("files.py", "write_by", "unlink"): "the draft that this call has made",
     ("files.py", "write_whole", "write_by"): NAMED,
     (
@@ -55,11 +58,11 @@ AUDITED = {
         "keep_measured",
         "write_whole",
     ): "a file of measurements, or none: others are refused",
-    ("readers/archives.py", "copy_member", "open"): "creates a new name in a temporary directory",
+    ("readers/archives.py", "_copy", "open"): "creates a new name in a temporary directory",
     ("readers/kineto/workers.py", "start", "TemporaryFile"): "has no name",
     ("readers/kineto/workers.py", "start", "ftruncate"): "that file, or memory",
     ("readers/source.py", "ByteSource.path", "open"): "in that temporary directory",
-    ("readers/sqlite.py", "SqliteFile.__init__", "connect"): "mode=ro and immutable=1: reads only",
+    ("readers/sqlite.py", "SqliteFile.opened", "connect"): "mode=ro and immutable=1: reads only",
     (
         "record/inject/sitecustomize.py",
         "AfterTorch.leave",
@@ -83,9 +86,9 @@ AUDITED = {
     ("report/perfetto.py", "write", "TemporaryFile"): "has no name",
     ("store/alerts.py", "Alerts.remove_channel", "delete from"): OWN_ROWS,
     ("store/history.py", "History.remove", "delete from"): OWN_ROWS,
-    ("store/migrations.py", "", "drop index"): "an index of our own table; the check before knows every name",
+    ("store/database.py", "", "drop index"): "an index of our own table; the check before knows every name",
     ("store/postgres.py", "PostgresDatabase.set_version", "delete from"): "our own table of one row",
-    ("store/outbox.py", "Outbox.keep", "write_whole"): "a new name of its own in the outbox",
+    ("store/remote.py", "Outbox.keep", "write_whole"): "a new name of its own in the outbox",
     (
         "store/remote.py",
         "RemoteHistory._send_all",
@@ -110,11 +113,12 @@ AUDITED = {
     ("store/team.py", "Team.open_session", "delete from"): OWN_ROWS,
     ("store/team.py", "Team.remove_project", "delete from"): OWN_ROWS,
     ("store/team.py", "Team.revoke", "delete from"): OWN_ROWS,
-    ("web/traces.py", "temporary_folder", "TemporaryDirectory"): TEMPORARY,
+    ("web/calls.py", "_scored", "TemporaryDirectory"): TEMPORARY,
     ("web/traces.py", "Scoring.receive", "open"): "in that temporary directory",
     ("web/traces.py", "Scoring.score", "open"): "in that temporary directory",
 }
 TWICE = {
+    ("files.py", "write_by", "open"),  # the device or pipe, and the draft: "xb" never opens an existing name
     ("record/journal.py", "Journal.finish", "write_whole"),  # where it was asked for, else elsewhere
     ("store/sqlite.py", "copy_sqlite.copy", "connect"),  # from and to
 }

@@ -17,18 +17,18 @@ SRC = ROOT / "src" / "stepgrade"
 FOREIGN = {
     "_version.py": {"--version"},
     "store/git.py": {"--short"},
-    "store/migrations.py": {"--upgrade"},
+    "store/database.py": {"--upgrade"},
     "readers/nsys/__init__.py": {"--type", "--include-json"},
-    "readers/rocprof/facts.py": {
+    "readers/rocprof/tables.py": {
         "--kernel-trace",
         "--hip-trace",
         "--memory-copy-trace",
         "--marker-trace",
     },
-    "readers/nsys/facts.py": {"--type", "--include-json", "--trace"},
+    "readers/nsys/reader.py": {"--type", "--include-json", "--trace"},
 }
 
-TRAINERS_FLAGS = "hardware/launch_flags.py"  # writes nothing but flags of the programs that train
+TRAINERS_FLAGS = "hardware/planner.py"  # writes nothing but flags of the programs that train
 
 
 def test_no_text_outside_the_command_line_holds_a_flag() -> None:

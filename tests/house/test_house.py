@@ -28,7 +28,7 @@ from tests.house.measures import (
 
 SOURCES = sources()
 # Ratchets: lower them when a change gets below; they never go up.
-MOST_HELPERS_USED_ONCE = 13.4  # private or public, per 1,000 written lines; the goal is 9
+MOST_HELPERS_USED_ONCE = 9.3  # private or public, per 1,000 written lines; the goal is 9
 MOST_SHORT_HELPERS = 0.7  # of these, with up to three lines
 MOST_LINES = 600
 
@@ -64,6 +64,12 @@ def test_a_public_helper_is_counted_like_a_private_one(tmp_path: Path) -> None:
         other: "from one import c\n",
     }
     assert [node.name for _, node in helpers_used_once(texts)] == ["_a", "b"]
+
+
+def test_a_function_that_only_its_decorator_uses_is_counted(tmp_path: Path) -> None:
+    """Registering a function satisfies no ratchet either; one that is called by its name is no entry of a table."""
+    text = "@rule\ndef a(): ...\n@cache\ndef b(): ...\nb()\n"
+    assert [node.name for _, node in helpers_used_once({tmp_path / "one.py": text})] == ["a"]
 
 
 def test_the_table_of_the_decisions_has_the_rows_that_are_measured() -> None:

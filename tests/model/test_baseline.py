@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import stepgrade as sg
-from stepgrade.model import Baseline
+from stepgrade.model.scorecard import Baseline
 from tests.conftest import ROOT
 
 CARD = sg.score(sg.load(ROOT / "examples" / "runs" / "gpt_naive.json"))

@@ -22,15 +22,14 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
-from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
-from stepgrade.model.layers import LayerStep
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.memory import Memory
 from stepgrade.model.merge import ACTIVITY, PROFILE, SITUATIONS, ProfileMerge
 from stepgrade.model.notes import Note
-from stepgrade.model.operations import Operation, ShapeRow
+from stepgrade.model.operations import LayerStep, Operation, ShapeRow
 from stepgrade.model.profile import DeviceSeen, PhaseShare, Profile, Recorded, Source
+from stepgrade.model.ranks import Communication
 
 LINE = HostLine(where="a.py:1", function="f", ms=1.0)
 ACTIVITY_OF_RANK = Activity(

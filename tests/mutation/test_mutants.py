@@ -8,7 +8,8 @@ import random
 import pytest
 
 from tests.house.measures import sources
-from tests.mutation.mutants import choose, mutants
+from tests.mutation.mutants import Mutant, choose, mutants
+from tests.mutation.run import Covering, Map
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,49 @@ def test_kinds_are_drawn_alike() -> None:
     assert {"not", "constant", "return None"} == {one.kind for one in drawn if one}
     assert sum(1 for one in drawn if one and one.kind == "not") > 60
     assert choose([], random.Random(0)) is None
+
+
+TESTS = [("tests/cli/a.py::1", 0.1), ("tests/cli/a.py::2", 0.2), ("tests/report/b.py::1", 0.3),
+         ("tests/trace/c.py::1", 9.0), ("tests/golden_json/d.py::1", 2.0), ("tests/cli/a.py::far", 0.0)]  # fmt: skip
+NAMES = {name for name, _ in TESTS}
+TEXT = "def f(a):\n    b = a + 1\n    c = b * 20 + a\n    return c\n"
+KNOWN = {
+    "tests": TESTS,
+    "texts": {"trace/x.py": TEXT},
+    "lines": {"trace/x.py": {"2": "3", "3": "1c", "4": "20"}},
+}
+
+
+def chosen(text: str, line: int, last: int, names: set[str] = NAMES) -> list[list[str]]:
+    fault = Mutant("constant", line, last, 0, 1, "1", "2")
+    stages = Map(KNOWN, names).tests_of("trace/x.py", text, fault)
+    return [[test.name for test in stage] for stage in stages]
+
+
+def test_close_tests_come_first_and_files_take_turns() -> None:
+    fit = ["tests/golden_json/d.py::1", "tests/cli/a.py::1", "tests/report/b.py::1", "tests/cli/a.py::2"]
+    assert chosen(TEXT, 2, 3) == [fit, ["tests/trace/c.py::1"]]  # too long for the first stage
+
+
+def test_lines_are_found_again_by_their_text() -> None:
+    moved = "x = 1\n" + TEXT.replace("c = b * 20 + a", "if c := b * 20 + a:\n        print(c)")
+    assert chosen(moved, 3, 3) == chosen(TEXT, 2, 2)
+    assert chosen(moved, 4, 4) == chosen(moved, 5, 5) == chosen(TEXT, 2, 2)  # new lines: as the nearest above
+    elsewhere = Map(KNOWN, NAMES).tests_of("trace/y.py", TEXT, Mutant("constant", 3, 3, 0, 1, "1", "2"))
+    assert [[test.name for test in stage] for stage in elsewhere] == chosen(TEXT, 3, 3)
+
+
+def test_a_test_that_is_gone_is_not_run() -> None:
+    assert chosen(TEXT, 2, 2, {"tests/cli/a.py::2"}) == [["tests/cli/a.py::2"]]
+    assert chosen(TEXT, 2, 2, set()) == []
+
+
+def test_a_test_longer_than_a_stage_still_runs() -> None:
+    known = {
+        "tests": [("tests/cli/a.py::1", 500.0)],
+        "texts": {"trace/x.py": TEXT},
+        "lines": {"trace/x.py": {"2": "1"}},
+    }
+    fault = Mutant("constant", 2, 2, 0, 1, "1", "2")
+    stages = Map(known, {"tests/cli/a.py::1"}).tests_of("trace/x.py", TEXT, fault)
+    assert list(stages) == [[Covering("tests/cli/a.py::1", 500.0)]]

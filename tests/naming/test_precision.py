@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepgrade.naming.collective_kind import collective_kind
-from stepgrade.naming.precision import precision_of_kernel
+from stepgrade.naming.kernels import collective_kind, precision_of_kernel
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.hardware.ceilings import Figures
-from stepgrade.model.collectives import CollectiveRow, Communication
-from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.model.ranks import CollectiveRow, Communication
+from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.ranks.matching import Matching
 from stepgrade.scoring.links import bus_factor, collective_fits, collective_rows
 
@@ -39,7 +39,7 @@ def test_rates_are_over_the_time_from_the_last_arrival() -> None:
     assert row.busbw_gb_s == row.algbw_gb_s  # of two ranks: 2 (n - 1) / n
 
 
-def test_sizes_are_told_apart_and_fitted() -> None:
+def test_sizes_are_distinguishable_and_fitted() -> None:
     rows = [
         (call("_allgather_base", size), 1, place * 10_000 * US, 20 * US + size // 400)
         for place, size in enumerate((1_000_000, 40_000_000, 400_000_000))

@@ -11,10 +11,11 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade.model.ledger import ACCOUNTS, Ledger
-from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.profile import Source
-from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup
-from stepgrade.ranks.ranks import RankProfile, RankStep, merge_ranks
+from stepgrade.model.ranks import ManyRanks
+from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.ranks.packed_ranks import RankProfile, RankStep
+from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace.profile import analyse_rank
 from stepgrade.units import show_numbers

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.model.events import Collective
-from stepgrade.trace.profile import analyse_trace
-from tests.trace_builder import AUTOGRAD, COMMUNICATION_STREAM, MAIN, TraceBuilder
+from tests.trace_builder import AUTOGRAD, COMMUNICATION_STREAM, MAIN, TraceBuilder, analyse_trace
 
 # Each collective: its name, its phase, its group.
 Play = list[tuple[str, str, str]]

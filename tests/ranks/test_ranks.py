@@ -12,10 +12,10 @@ from stepgrade.model.activity import Straggler
 from stepgrade.model.events import Collective, Trace
 from stepgrade.model.profile import Profile
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup
-from stepgrade.ranks.collectives import message_bytes
+from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup, message_bytes
 from stepgrade.ranks.matching import MatchedCollectives, Matching
-from stepgrade.ranks.ranks import PackedRank, RankProfile, merge_ranks
+from stepgrade.ranks.packed_ranks import PackedRank, RankProfile
+from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.trace.profile import analyse_rank, profile_of_traces
 from tests.trace_builder import COMMUNICATION_STREAM, Run, make_trace, play
 
@@ -44,8 +44,46 @@ def test_before_the_last_arrival_is_waiting() -> None:
     found = match_collectives(ranks, {1}, 100 * MS)
     assert found is not None
     assert {one.rank: one.wait_ns // MS for one in found.ranks} == {0: 15, 1: 0, 2: 13}
+    assert {one.rank: one.caused_ns // MS for one in found.ranks} == {0: 0, 1: 14, 2: 0}
+    assert found.straggler is None  # some rank is always last: once says nothing
+    steps = range(1, 6)
+    often = {
+        rank: [arrival(row[2] // MS, 30, step=step) for step in steps for row in rows]
+        for rank, rows in ranks.items()
+    }
+    found = match_collectives(often, set(steps), 500 * MS)
+    assert found is not None
     assert found.straggler is not None
-    assert (found.straggler.rank, found.straggler.last, found.straggler.caused_ns) == (1, 1, 14 * MS)
+    assert (found.straggler.rank, found.straggler.last, found.straggler.caused_ns) == (1, 5, 70 * MS)
+
+
+def late_in_turn(is_late: list[bool], waits_ms: list[int]) -> MatchedCollectives | None:
+    """Return what two ranks show of which the second, or else the first, is late by these times."""
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    for step, (late, wait) in enumerate(zip(is_late, waits_ms, strict=True)):
+        begin = 1000 * step
+        for rank, own in rows.items():
+            own.append(arrival(begin + (wait if late == (rank == 1) else 0), begin + wait + 1, step=step))
+    return match_collectives(rows, set(range(len(is_late))), 1000 * len(is_late) * MS)
+
+
+@pytest.mark.parametrize(
+    ("is_late", "waits_ms", "straggler"),
+    [
+        ([True, False] * 49 + [True, True], [100] * 100, None),  # 51 of 100
+        ([True] * 12 + [False] * 8, [100] * 20, None),
+        ([True] * 18 + [False] * 2, [100] * 20, 1),
+        ([False] * 6, [100] * 6, 0),
+        ([True, False] * 9 + [True], [900, 1] * 9 + [900], 1),  # 10 of 19, but all of the waiting
+        ([True, False] * 20, [900] + [90] * 39, None),  # one long wait
+    ],
+)
+def test_a_straggler_is_more_than_chance(
+    is_late: list[bool], waits_ms: list[int], straggler: int | None
+) -> None:
+    found = late_in_turn(is_late, waits_ms)
+    assert found is not None
+    assert (found.straggler.rank if found.straggler else None) == straggler
 
 
 def test_collectives_are_matched_by_group_and_order() -> None:
@@ -157,7 +195,7 @@ def test_ranks_without_numbers_get_their_place() -> None:
     traces = [msgspec.structs.replace(rank(number), rank=None) for number in (0, 1)]
     profile = profile_of_traces(traces)
     assert [one.rank for one in profile.ranks] == [0, 1]
-    assert "in the order of the files" in profile.notes[0].text
+    assert "in file order" in profile.notes[0].text
 
 
 def test_ranks_of_one_merged_file_share_its_clock() -> None:
@@ -206,7 +244,7 @@ def test_what_some_ranks_say_names_them() -> None:
     assert said(*range(8)) == ["lost in reading: event 0 (The same on 7 more ranks.)"]
 
 
-def test_groups_are_told_apart_by_name_size_and_ranks() -> None:
+def test_groups_are_distinguishable_by_name_size_and_ranks() -> None:
     """Kineto lists the first 30 ranks of a group: of two that begin alike the size may be all that differs."""
     cut = "[0, 1, 2, ...]"
     large, small = (

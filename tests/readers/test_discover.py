@@ -43,7 +43,7 @@ def purposes(*sources: Path) -> tuple[list[str], list[str], list[str]]:
     return files, logs, compiled
 
 
-def test_files_are_told_apart_by_their_purpose(folder: Path) -> None:
+def test_files_are_distinguishable_by_their_purpose(folder: Path) -> None:
     ranks = [folder / "rank0.json.gz", folder / "rank1.json.gz"]
     names, log, compiled = ["rank0.json.gz", "rank1.json.gz"], folder / "train.log", folder / "compiled"
     logged = ["dedicated_log_torch_trace_rank_0_x.log"]

@@ -16,7 +16,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
-from stepgrade.model.hang import Hang
+from stepgrade.model.ranks import Hang
 
 LISTED = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
 
@@ -76,7 +76,7 @@ def test_a_rank_that_never_came_is_named_with_both_lines(tmp_path: Path, protoco
     assert (found.name, found.sequence, found.group) == ("all_reduce", 3, "default_pg")
     assert claim_of(*paths) == (
         "Ranks 0, 1 and 3 wait in all_reduce 3 of default_pg at ~/run/train.py:43, which rank 2 never reached; "
-        "the last collective there was all_reduce 2 of default_pg at ~/run/train.py:42."
+        "its last collective was all_reduce 2 of default_pg at ~/run/train.py:42."
     )
 
 

@@ -85,7 +85,7 @@ FILES: dict[str, list[bytes]] = {
     "a file of nvprof": [sqlite("create table CUPTI_ACTIVITY_KIND_DRIVER (_id_ int)", "create table StringTable (value)")],
     "a history of stepgrade": [sqlite("create table stepgrade_run (id int)")],
     "an SQLite database": [sqlite("create table notes (text)")],
-    "a table of rocprofv3 beside that of kernels": [
+    "a rocprofv3 table other than the kernel trace": [
         b'"Domain","Function","Process_Id"\n"HIP","hipMalloc","1"\n',
         b'"Kind","Direction","Stream_Id"\n',
     ],
@@ -195,11 +195,11 @@ def test_the_command_line_names_its_flags(stepgrade: Run, tmp_path: Path) -> Non
 def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     hint = "give a directory with the trace of each rank, or one trace"
-    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files ({hint})\n"
+    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: contains no trace files ({hint})\n"
     (tmp_path / "run.sqlite").write_bytes(FILES["a file of nvprof"][0])
     ran = stepgrade("score", tmp_path)
     assert ran.code == 2
-    assert ran.err.endswith("holds no trace files (run.sqlite is a file of nvprof)\n")
+    assert ran.err.endswith("contains no trace files (run.sqlite is a file of nvprof)\n")
 
 
 @pytest.mark.parametrize("content", [b" \n\n ", bytes(600), b"\t"])
@@ -310,7 +310,7 @@ def test_no_sign_can_look_at_a_text_without_end() -> None:
 def test_real_files_of_other_tools() -> None:
     folder = shared("samples")
     expected = {
-        "rocprof/*hip_api_trace.csv": {"a table of rocprofv3 beside that of kernels"},
+        "rocprof/*hip_api_trace.csv": {"a rocprofv3 table other than the kernel trace"},
         "metrics/*.tar.gz": {"a tar archive"},
         "memory/timeline/*.html": {"a memory timeline of PyTorch as a picture"},
     }

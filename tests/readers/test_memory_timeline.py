@@ -60,7 +60,7 @@ def test_it_is_shown_and_not_graded(tmp_path: Path) -> None:
     card = sg.score(load(tmp_path / "timeline.json", EVENTS))
     assert card.grade == "ungraded"
     shown = render(card)
-    assert "Memory of the device" in shown
+    assert "Device memory" in shown
     assert "activations" in shown
 
 

@@ -11,7 +11,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadInput, MissingExtra, TooLarge, UnknownFormat
 from stepgrade.loading import load, load_baseline
-from stepgrade.model import Baseline
+from stepgrade.model.scorecard import Baseline
 from stepgrade.readers import registry
 from stepgrade.readers.registry import readers
 from tests.builders import make_step_profile
@@ -74,7 +74,7 @@ def test_bytes_that_hold_no_profile(content: bytes, told: str, tmp_path: Path) -
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no trace files"):
+    with pytest.raises(BadInput, match="contains no trace files"):
         load(tmp_path)
     with pytest.raises(BadInput, match="no such file"):
         load(tmp_path / "absent")

@@ -66,7 +66,7 @@ def test_memory_and_patterns(folder: Path) -> None:
         profile = sg.load(url)
         assert facts(profile) == here
         assert profile.source.files == tuple(f"memory://run/rank{number}.json" for number in range(4))
-    with pytest.raises(BadInput, match="holds no trace files"):
+    with pytest.raises(BadInput, match="contains no trace files"):
         sg.load("memory://run/*.pt")
     with pytest.raises(BadInput, match="no such file"):
         sg.load("memory://run/rank9.json")
@@ -244,7 +244,7 @@ def test_archives_that_are_no_run_or_too_large(tmp_path: Path, stepgrade: Callab
     bomb = zip_of({"rank0.json": b" " * (8 << 20)})
     cut = tar_of({"rank0.json": b"x" * 4096})[:2048]
     for name, data, word in (
-        ("links.tar", links.getvalue(), "holds no traces"),
+        ("links.tar", links.getvalue(), "contains no traces"),
         ("bomb.zip", bomb, "more than the limit"),
         ("cut.tar", cut, "damaged"),
         ("cut.zip", bomb[:300], "damaged"),
@@ -311,7 +311,7 @@ def test_short_frames_of_zstd_are_not_copied_once_for_each(monkeypatch: pytest.M
     data = zstd.compress(b"ab") * 6000
     fed = 0
     with ByteSource(data) as source:
-        unpacker: Any = source._gunzip
+        unpacker: Any = source._unpacker
         feed = unpacker._feed
 
         def counted() -> bytes:

@@ -112,7 +112,7 @@ def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     assert profile.mean_step_ms == 110.0
     assert texts_of(profile.notes) == (
         "read from a log, line 2",
-        "the log holds 2 profiles; this is the last",
+        "the log contains 2 profiles; this is the last",
     )
 
 

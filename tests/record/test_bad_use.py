@@ -13,6 +13,7 @@ from torch import nn
 
 import stepgrade as sg
 from stepgrade.errors import NotMeasured
+from tests.record.harm.running import unwatched
 from tests.record.loop import Loop, gpt
 
 
@@ -100,6 +101,37 @@ class TestBadUse:
         assert "`profile()` returns what was measured" in caplog.text
         assert recorder.profile().recorded_steps == 1
 
+    def test_a_journal_that_cannot_be_looked_at_for_a_while(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
+        loop, exists, asked = Loop(), Path.exists, []
+
+        def refuse(path: Path) -> bool:
+            asked.append(path)
+            if len(asked) < 3:
+                raise PermissionError(13, "Permission denied")
+            return exists(path)
+
+        with sg.Recorder(loop.model, path=tmp_path / "run.json", flush_seconds=0) as recorder:
+            monkeypatch.setattr(Path, "exists", refuse)
+            assert len(loop.run(recorder.step)) == 8
+        assert "run.json cannot be written (Permission denied); stepgrade will try again" in caplog.text
+        assert sg.load(tmp_path / "run.json").recorded_steps == 8
+
+    def test_a_profiler_that_cannot_start(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise RuntimeError("Resource temporarily unavailable")
+
+        monkeypatch.setattr(torch.autograd.profiler, "_prepare_profiler", refuse)
+        loop = Loop()
+        with sg.Recorder(loop.model, path=tmp_path / "run.json") as recorder:
+            assert len(loop.run(recorder.step)) == 8
+        assert "no step can be sampled: Resource temporarily unavailable" in caplog.text
+        assert caplog.text.count("no step can be sampled") == 1
+        assert sg.load(tmp_path / "run.json").recorded_steps == 8
+
     def test_an_exception_in_the_loop_comes_through_and_the_steps_before_it_are_there(
         self, tmp_path: Path
     ) -> None:
@@ -134,7 +166,9 @@ class TestBadUse:
 def test_a_machine_without_a_temporary_folder(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')")
     command = f"ulimit -f 0; exec {sys.executable} -m stepgrade record train.py"
-    ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=unwatched(), capture_output=True, text=True, check=False
+    )
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "no temporary files" in ran.stderr
     assert "set TMPDIR" in ran.stderr

@@ -82,7 +82,7 @@ class TestEvents:
         for _ in range(1000):
             recording.end_step()
         assert len(recording._pending) == 256
-        assert recording.lost == 1000 - 256
+        assert recording.counts["lost_steps"] == 1000 - 256
 
     def test_the_clock_of_a_cpu_is_the_hosts(self) -> None:
         assert isinstance(clock_for(torch.device("cpu")), HostClock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -121,6 +122,9 @@ FORKS = """
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
             assert recorder._recording.lines.is_running
+            until = time.monotonic() + 20  # one that has just started, to be counted
+            while _thread._count() == own and time.monotonic() < until:
+                time.sleep(0.01)
             print(f"{forking[0]} of ours while it forks, {before} before, {_thread._count() - own} after")
 
     with sg.Recorder(loop.model, path=sys.argv[0] + ".json") as recorder:
@@ -156,6 +160,27 @@ def test_it_can_be_stopped_at_any_time() -> None:
         assert sampler.is_running
     sampler.pause()
     assert sampler.lines(1) == {}
+
+
+def test_threads_that_fork_at_once_do_not_wait_for_each_others_sampler() -> None:
+    """Seen as a training that hung: a thread waited for a sampler that another one had started meanwhile."""
+    sampler = LineSampler(StepTimeline(time.perf_counter_ns))
+    sampler.start(0)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            threads = [threading.Thread(target=each, daemon=True) for each in (sampler.pause, sampler.resume)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert not any(thread.is_alive() for thread in threads)
+            sampler.resume()
+    finally:
+        sys.setswitchinterval(usual)
+    sampler.pause()
+    assert not sampler.is_running
 
 
 def test_what_follows_the_last_step_is_in_none(tmp_path: Path) -> None:

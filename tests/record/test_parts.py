@@ -16,6 +16,7 @@ import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks
+from stepgrade.record.patches import Patches
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
     BACKWARD,
@@ -34,9 +35,10 @@ from stepgrade.record.timeline import (
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
     StepTimeline,
+    fold_step,
     layer_code,
 )
-from stepgrade.record.totals import Totals, fold_step
+from stepgrade.record.totals import Totals
 
 
 def fold(
@@ -252,3 +254,14 @@ def test_the_samples_of_a_batch_are_counted(kind: str) -> None:
     counter = BatchCounter()
     counter.add_batch(batch)
     assert counter.take() == (0, samples)
+
+
+def test_an_error_of_a_wrapped_c_function_comes_through() -> None:
+    """Its traceback holds no frame but ours: `Tensor.to` is such a function."""
+    patches, timeline = Patches(), StepTimeline(lambda: 0)
+    patches.time(torch.Tensor, "copy_", timeline, HOST)
+    try:
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            torch.ones(3).copy_(torch.ones(4))
+    finally:
+        patches.undo()

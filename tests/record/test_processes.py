@@ -401,7 +401,7 @@ class TestCommand:
         [
             ((), "no script given"),
             (("absent.py",), "absent.py: no such file, nor a program"),
-            (("--ops-every", "0", "x.py"), "--ops-every 1 or more"),
+            (("--ops-every", "0", "x.py"), "--ops-every must be at least 1"),
         ],
     )
     def test_bad_options(self, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -145,7 +145,7 @@ def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_is_told_apart(
+def test_recomputation_is_distinguishable(
     tmp_path: Path, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = gpt.checkpoint

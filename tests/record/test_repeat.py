@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import stepgrade as sg
-from stepgrade.compare.repeats import repeats_of
+from stepgrade.compare.runs import repeats_of
 from tests.record.test_processes import run
 
 SCRIPT = """

@@ -37,8 +37,8 @@ def test_a_rate_counted_from_next_to_nothing_is_not_shown(known: float | None, i
     ("setup", "says", "never"),
     [
         (sg.Setup(), "there are no roofs: give device", "bandwidth is not known"),
-        (sg.Setup(peak_tflops=0.0858), "no roof of memory: give peak_bw_gb_s", "give device."),
-        (sg.Setup(peak_bw_gb_s=20.0), "no roof of arithmetic: give peak_tflops", "give device."),
+        (sg.Setup(peak_tflops=0.0858), "no memory roof: give peak_bw_gb_s", "give device."),
+        (sg.Setup(peak_bw_gb_s=20.0), "no compute roof: give peak_tflops", "give device."),
         (sg.Setup(peak_bw_gb_s=20.0, peak_tflops=0.0858), "The diamond is the step", "no roof"),
         (sg.Setup(device="rtx-4090"), "The diamond is the step", "no roof"),
     ],

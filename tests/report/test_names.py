@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.report import names
-from stepgrade.report.names import cells, json_text, printable, shortened, told_apart, wrapped
+from stepgrade.report.names import cells, distinguishable, json_text, printable, shortened, wrapped
 from tests.report.html import cards
 
 TEXTS = st.text(st.sampled_from("ab ·é漢\u0301"), max_size=40)
@@ -54,7 +54,7 @@ def test_names_are_cut_between_words(name: str, width: int, shown: str) -> None:
     st.integers(8, 40),
 )
 def test_names_beside_each_other_fit_and_keep_where_they_differ(texts: list[str], width: int) -> None:
-    shown = told_apart(texts, width)
+    shown = distinguishable(texts, width)
     assert all(cells(name) <= width for name in shown)
     if all(cells(text) <= width for text in texts):
         assert shown == texts
@@ -62,9 +62,9 @@ def test_names_beside_each_other_fit_and_keep_where_they_differ(texts: list[str]
 
 def test_what_long_names_have_in_common_gives_way() -> None:
     runs = ("modded-nanogpt_20251031_adamhook_after_rank0", "modded-nanogpt_20251031_adamhook_before_rank0")
-    assert told_apart(runs, 24) == ["…adamhook_after_rank0", "…adamhook_before_rank0"]
+    assert distinguishable(runs, 24) == ["…adamhook_after_rank0", "…adamhook_before_rank0"]
     days = ("trace_2024-01-01_of_the_long_night", "trace_2024-01-02_of_the_long_night")
-    assert told_apart(days, 24) == ["trace_2024-01-01_of_the…", "trace_2024-01-02_of_the…"]
+    assert distinguishable(days, 24) == ["trace_2024-01-01_of_the…", "trace_2024-01-02_of_the…"]
 
 
 @given(TEXTS, st.integers(1, 12))

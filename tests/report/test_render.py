@@ -18,7 +18,17 @@ from stepgrade.errors import BadOption
 from stepgrade.model import Note
 from stepgrade.model.comparison import Check, GateReport
 from stepgrade.model.notes import NotebookResult, Result
-from stepgrade.report.blocks import Bars, Block, Bullets, Differences, Facts, Heading, Paragraph, Table
+from stepgrade.report.blocks import (
+    ROWS_KEPT,
+    Bars,
+    Block,
+    Bullets,
+    Differences,
+    Facts,
+    Heading,
+    Paragraph,
+    Table,
+)
 from stepgrade.report.content import gate as gate_content
 from stepgrade.report.content import parity as parity_content
 from stepgrade.report.content import scorecard as scorecard_content
@@ -141,8 +151,8 @@ def test_markdown_of_a_full_card_has_ledger_layers_and_ranks() -> None:
 
 def test_long_lists_of_a_document_end_somewhere() -> None:
     text = sg.render(cards.huge_card(), to="markdown")
-    assert text.count("| rank ") == scorecard_content.ROWS_KEPT
-    assert f"{512 - scorecard_content.ROWS_KEPT} more in the JSON" in text
+    assert text.count("| rank ") == ROWS_KEPT
+    assert f"{512 - ROWS_KEPT} more in the JSON" in text
 
 
 @pytest.mark.parametrize("make", [cards.hostile_card, cards.hostile_parity, cards.hostile_gate])

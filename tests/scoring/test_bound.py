@@ -50,14 +50,14 @@ def counted(flops: float, known: float, compute: int = 90) -> Profile:
 def test_no_device_is_more_efficient_than_it_is_busy(compute: int, grade: str) -> None:
     card = sg.score(make_profile(phases=(), ledger=ledger_of(compute)))
     assert (card.grade, card.grade_at_most) == ("ungraded", grade)
-    said = f"{grade} or lower: the device computes {compute} % of the step"
+    said = f"{grade} at best: the device computes {compute} % of the step"
     assert said in [str(note) for note in card.ungraded_because if note.code == "at_most"]
     for form in ("terminal", "markdown", "html"):
-        assert f"{grade} or lower: the device computes {compute}" in sg.render(card, to=form).replace(
+        assert f"{grade} at best: the device computes {compute}" in sg.render(card, to=form).replace(
             "\xa0", " "
         )
     report = gate([card], fail_on=["grade:F"])
-    assert f"ungraded, {grade} or lower" in sg.render(report, to="badge")
+    assert f"ungraded, {grade} at best" in sg.render(report, to="badge")
     assert Scorecard.from_json(card.to_json()).grade_at_most == grade
 
 

@@ -7,7 +7,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Operation, Profile
-from stepgrade.scoring.roofline import roofline_of
+from stepgrade.scoring.charts import roofline_of
 from tests.builders import make_profile
 
 # Ten steps of 100 ms; peaks of 1 TFLOP/s and 100 GB/s meet at 10 FLOPs for each byte.

@@ -16,7 +16,8 @@ from stepgrade.contract import HardwareSpec, StepProfilerInput, TrainingScorecar
 from stepgrade.errors import BadOption, MissingExtra, NotMeasured
 from stepgrade.grading import as_baseline
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, LayerStep, Profile
+from stepgrade.model import LayerStep, Profile
+from stepgrade.model.scorecard import Baseline
 from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
 from tests.conftest import ROOT
@@ -156,7 +157,7 @@ def test_slow_layer_is_named() -> None:
     layers = make_layers(*[(11.0, 18.0)] * 17, (22.0, 18.0), *[(11.5, 18.5)] * 10)
     (finding,) = card_of(make_profile(layers=layers)).findings
     assert finding.rule == "slow-layer"
-    assert finding.claim.startswith("Layer 17's forward takes 2.00x")
+    assert finding.claim.startswith("The forward pass of layer 17 takes 2.00x")
     assert finding.gain_high == pytest.approx(11.0 / 10 / 100, rel=0.1)
 
 
@@ -270,7 +271,7 @@ def test_a_frame_needs_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     "figure", [{"device": "gb10"}, {"peak_bw_gb_s": 100.0}, {"bytes_per_token": 1e8}], ids=str
 )
 def test_figures_beside_a_setup_are_refused(figure: dict) -> None:
-    with pytest.raises(BadOption, match=f"{next(iter(figure))}: is given beside setup"):
+    with pytest.raises(BadOption, match=f"{next(iter(figure))}: conflicts with setup"):
         card_of(make_profile(), setup=Setup(), **figure)
 
 
@@ -312,7 +313,7 @@ def test_real_profiles(name: str, options: dict, grade: str, bottleneck: str) ->
 @pytest.mark.samples
 def test_the_slow_layer_of_a_real_profile() -> None:
     card = sg.score(sg.load(shared("samples/step_profiles") / "v2_one_step_with_layer_ops.json"))
-    assert [finding.claim.split("'")[0] for finding in card.findings] == ["Layer 17"]
+    assert [finding.claim.split(" takes")[0] for finding in card.findings] == ["The forward pass of layer 17"]
 
 
 @pytest.mark.samples

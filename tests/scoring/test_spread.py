@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.scoring.spread import histogram, stretches
+from stepgrade.scoring.charts import histogram, stretches
 from stepgrade.scoring.step_times import marks_of
 from stepgrade.statistics import quantile
 

@@ -8,7 +8,7 @@ import stepgrade as sg
 from stepgrade.hardware.setup import Setup
 from stepgrade.model.operations import Operation
 from stepgrade.model.profile import RankRow
-from stepgrade.scoring.standing import grouped, standings, tail_of
+from stepgrade.scoring.charts import grouped, standings, tail_of
 from tests.builders import make_profile
 
 

@@ -19,7 +19,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadHistory
 from stepgrade.store import NewRun, open_history
-from stepgrade.store.location import without_password
+from stepgrade.store.database import locate
 from stepgrade.store.pool import Pool
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran
@@ -245,9 +245,10 @@ def test_a_server_that_is_not_there(stepgrade: Run, profile: Path) -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    assert without_password("postgresql://me:s3cr:et@host/db") == "postgresql://me@host/db"
-    assert without_password("postgresql://host/db") == "postgresql://host/db"
-    assert "s3cret" not in without_password("postgresql://host/db?user=me&password=s3cret&sslpassword=s3cret")
+    shown = "postgresql://me@host/db"
+    assert locate("postgresql://me:s3cr:et@host/db") == ("postgresql://me:s3cr:et@host/db", shown)
+    assert locate("postgres://host/db") == ("postgresql://host/db", "postgresql://host/db")
+    assert "s3cret" not in locate("postgresql://host/db?user=me&password=s3cret&sslpassword=s3cret")[1]
 
 
 @pytest.mark.parametrize(

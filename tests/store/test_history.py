@@ -16,11 +16,11 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadHistory, BadOption, NotMeasured
-from stepgrade.gating.baselines import branch_of, runs_of_branch
-from stepgrade.model import Fingerprint
+from stepgrade.gating.run import earlier_runs, runs_of_branch
+from stepgrade.model.scorecard import Fingerprint
 from stepgrade.store import History, NewRun, Selection, open_history
-from stepgrade.store.migrations import MIGRATIONS
-from stepgrade.store.trend import trend_of
+from stepgrade.store.database import MIGRATIONS
+from stepgrade.store.tables import trend_of
 from tests.builders import make_profile
 
 KEEP_ADDING = """
@@ -203,7 +203,7 @@ def test_a_migration_that_fails_leaves_nothing(place: str, monkeypatch: pytest.M
     with open_history(place) as history:
         fill(history, [100.0])
     broken = (*MIGRATIONS, ("create table half_done (id integer)", "this is not sql"))
-    monkeypatch.setattr("stepgrade.store.migrations.MIGRATIONS", broken)
+    monkeypatch.setattr("stepgrade.store.database.MIGRATIONS", broken)
     with pytest.raises(BadHistory):
         open_history(place)
     monkeypatch.undo()
@@ -268,4 +268,4 @@ def test_a_process_killed_while_it_makes_the_store_leaves_one_that_opens(
 @pytest.mark.parametrize("text", ["main", "history:", "branch:main", ""])
 def test_what_is_no_branch_of_the_history(text: str) -> None:
     with pytest.raises(sg.StepgradeError, match="history:main"):
-        branch_of(text)
+        earlier_runs(card(), text, frozenset())

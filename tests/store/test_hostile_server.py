@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stepgrade.errors import Unreachable
-from stepgrade.store import NewRun, client, exchange, open_history, remote
-from stepgrade.store.exchange import Connection
+from stepgrade.store import NewRun, client, open_history, remote
+from stepgrade.store.client import Connection
 from stepgrade.store.remote import RemoteHistory
 from tests.conftest import ROOT, Ran
 from tests.store.hostile_server import BODIES, ENTRY, SOUND, WIRES, Hostile, answer, hostile_server, mutations
@@ -64,8 +64,8 @@ def server() -> Iterator[Hostile]:
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPGRADE_TOKEN", TOKEN)
-    monkeypatch.setattr(exchange, "WHOLE_S", 2.0)
-    monkeypatch.setattr(exchange, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(client, "WHOLE_S", 2.0)
+    monkeypatch.setattr(client, "_SILENCE_S", 1.0)
     monkeypatch.setattr(client, "_MOST_WAIT_S", 0.01)
     monkeypatch.setattr(remote, "_MOST_ANSWER", 4 << 20)
     with open_history("local.db") as local:

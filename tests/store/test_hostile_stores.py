@@ -20,7 +20,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadHistory, without_secrets
 from stepgrade.store import NewRun, Selection, open_history
-from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.database import MIGRATIONS
 from stepgrade.store.sqlite import APPLICATION_ID, SqliteDatabase
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran

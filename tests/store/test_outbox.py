@@ -13,8 +13,7 @@ import pytest
 
 from stepgrade.errors import BadHistory, Unreachable
 from stepgrade.store import NewRun, open_history
-from stepgrade.store.outbox import Outbox, files_in, outbox_folder
-from stepgrade.store.remote import RemoteHistory
+from stepgrade.store.remote import Outbox, RemoteHistory, files_in, outbox_folder
 from stepgrade.store.team import Team
 from tests.conftest import ROOT, Ran
 from tests.web.conftest import card
@@ -234,3 +233,7 @@ def test_a_server_that_is_gone_keeps_everything(stepgrade: Run) -> None:
     with RemoteHistory(NOWHERE) as remote, pytest.raises(Unreachable):
         remote.send_waiting()
     assert path.exists()
+
+
+def test_no_run_waits_in_an_outbox_that_is_not_there() -> None:
+    assert Outbox(NOWHERE, "a token").waiting() == []

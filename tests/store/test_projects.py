@@ -10,8 +10,8 @@ import pytest
 
 from stepgrade.errors import BadHistory, KeyTaken
 from stepgrade.store import NewRun, Selection, open_history
+from stepgrade.store.database import MIGRATIONS
 from stepgrade.store.history import device_hours
-from stepgrade.store.migrations import MIGRATIONS
 from stepgrade.store.sqlite import APPLICATION_ID, SqliteDatabase
 from tests.store.test_history import card
 

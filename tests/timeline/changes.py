@@ -10,7 +10,7 @@ import numpy as np
 from stepgrade.model.events import Trace
 from stepgrade.model.operations import Span
 from stepgrade.model.step_view import StepView
-from stepgrade.ranks.ranks import RankProfile
+from stepgrade.ranks.packed_ranks import RankProfile
 from stepgrade.timeline.timeline import Timeline, build_timeline
 
 TABLES = ("ops", "calls", "work", "ranges")

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from stepgrade.model.events import HostFrames, Trace
 from stepgrade.timeline import intervals as iv
-from stepgrade.timeline.frames import find_loop_frames
+from stepgrade.timeline.links import find_loop_frames
 from tests.trace_builder import TraceBuilder
 
 NAMES = ("train.py(1): main", "train.py(9): step", "torch/nn/x.py(3): forward", "<built-in function sleep>")

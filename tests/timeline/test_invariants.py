@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepgrade.model.events import Trace
 from stepgrade.model.ledger import ACCOUNTS, Ledger
-from stepgrade.ranks.ranks import RankProfile
+from stepgrade.ranks.packed_ranks import RankProfile
 from stepgrade.timeline.timeline import build_timeline
 from stepgrade.trace.profile import analyse_rank
 from tests.kineto_traces import KINETO, read_sample, sample_names

@@ -6,8 +6,8 @@ import pytest
 
 from stepgrade.model.events import DeviceEvent, RangeKind
 from stepgrade.timeline.timeline import build_timeline
-from stepgrade.trace.profile import analyse_rank, analyse_trace
-from tests.trace_builder import TraceBuilder
+from stepgrade.trace.profile import analyse_rank
+from tests.trace_builder import TraceBuilder, analyse_trace
 
 US = 1_000
 

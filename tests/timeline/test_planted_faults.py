@@ -17,12 +17,12 @@ TESTS = Path(__file__).parents[2]
 # File, what stands there, what the fault makes of it.
 FAULTS = {
     "a step begins with the last work": (
-        "timeline/windows.py",
+        "timeline/ledger.py",
         "np.minimum.at(begin, attribution.step[leading], work.start_ns[leading])",
         "begin[attribution.step[leading]] = work.start_ns[leading] + 1",
     ),
     "a step ends a nanosecond late": (
-        "timeline/windows.py",
+        "timeline/ledger.py",
         "end = np.where(seen, begin[1:], np.minimum(shown, begin[1:]))",
         "end = np.where(seen, begin[1:] + 1, np.minimum(shown, begin[1:]))",
     ),
@@ -33,8 +33,8 @@ FAULTS = {
     ),
     "an optimizer's step begins the next one late": (
         "timeline/steps.py",
-        "end = start + ranges.dur_ns[of_chosen]\n    calls =",
-        "end = start\n    calls =",
+        "end = ranges.end_ns[rows]\n    calls =",
+        "end = ranges.start_ns[rows]\n    calls =",
     ),
     "a stream is dropped": (
         "timeline/timeline.py",
@@ -63,8 +63,8 @@ FAULTS = {
     ),
     "a launch is done when it begins": (
         "timeline/ledger.py",
-        "launched[known] += trace.calls.dur_ns[links.call[known]]",
-        "launched[known] += 0",
+        "launched[has_call] += trace.calls.dur_ns[links.call[has_call]]",
+        "launched[has_call] += 0",
     ),
     "operations of the loader are compute": (
         "timeline/ledger.py",

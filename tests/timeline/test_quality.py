@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.model.events import RangeKind
-from stepgrade.trace.profile import analyse_trace
-from tests.trace_builder import Run, TraceBuilder, play
+from tests.trace_builder import Run, TraceBuilder, analyse_trace, play
 
 
 def texts(made: TraceBuilder) -> dict[str, str]:

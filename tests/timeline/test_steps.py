@@ -14,9 +14,9 @@ from stepgrade.model.events import DeviceRanges, Trace
 from stepgrade.model.notes import texts_of
 from stepgrade.timeline.steps import HostSteps, StepBasis, steps_of
 from stepgrade.timeline.timeline import build_timeline
-from stepgrade.trace.profile import analyse_rank, analyse_trace
+from stepgrade.trace.profile import analyse_rank
 from tests.timeline.changes import shifted
-from tests.trace_builder import Run, TraceBuilder, make_trace, play
+from tests.trace_builder import Run, TraceBuilder, analyse_trace, make_trace, play
 
 MS = 1_000_000
 
@@ -310,3 +310,34 @@ def test_times_in_order_and_in_none_lie_in_the_same_steps(
     assert steps_of(ordered[::-1], steps).tolist() == found.tolist()[::-1]
     for time, step in zip(ordered.tolist(), found.tolist(), strict=True):
         assert not 0 <= step < len(start) or start[step] <= time < end[step]
+
+
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_steps_begin_with_the_range_of_a_forward_pass_after_a_backward_pass(has_backward: bool) -> None:
+    made = TraceBuilder()
+    for step in range(3):
+        at = 1_000_000 * step
+        made.range("my_forward", at, 1_000)
+        made.range("my_forward", at + 100_000, 1_000)  # a second micro-batch
+        if has_backward:
+            made.range("my_backward", at + 200_000, 1_000)
+        # Work of other lengths each time, launched outside of the ranges.
+        for number in range(2 + step):
+            correlation = made.call("cudaLaunchKernel", at + 300_000 + 9_000 * number, 1_000)
+            made.kernel(
+                f"kernel_{step}_{number}", at + 400_000 + 9_000 * number, 8_000, correlation=correlation
+            )
+    steps = build_timeline(made.trace()).steps
+    assert (steps.basis == StepBasis.PASSES) is has_backward
+    if has_backward:
+        assert steps.start_ns.tolist() == [0, 1_000_000, 2_000_000]
+
+
+def test_without_launches_the_operations_say_what_steps_must_hold() -> None:
+    made = TraceBuilder()
+    for step in range(2):
+        made.range(f"ProfilerStep#{step}", 1_000_000 * step, 1_000_000)
+        made.op("aten::mm", 1_000_000 * step + 1_000, 500_000)
+        made.kernel("gemm", 9_000_000 + 1_000_000 * step, 10_000)  # on another clock, and linked to nothing
+    steps = build_timeline(made.trace()).steps
+    assert (steps.basis, steps.number.tolist()) == (StepBasis.PROFILER_STEP, [0, 1])

@@ -8,8 +8,9 @@ import pytest
 from stepgrade.model.events import Trace
 from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.timeline.timeline import build_timeline
-from stepgrade.trace.profile import analyse_rank, analyse_trace
+from stepgrade.trace.profile import analyse_rank
 from tests.kineto_traces import read_sample, sample_names
+from tests.trace_builder import analyse_trace
 
 pytestmark = pytest.mark.samples
 

@@ -23,7 +23,7 @@ from stepgrade.model.events import (
     Trace,
     TraceDevice,
 )
-from stepgrade.readers.kineto.assemble import PROFILER
+from stepgrade.readers.kineto.reader import PROFILER
 
 OPS = {"cpu_op", "Operator"}
 CALLS = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from operator import sub
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from hypothesis import given
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade import Profile
-from stepgrade.timeline.windows import TOLERANCE, StepMark, _marked
-from stepgrade.trace.python_loops import FEWEST_TURNS, LONGEST_TURN, SHORT_TURN_NS, find_turns
+from stepgrade.timeline.ledger import TOLERANCE, StepMark, _marked
+from stepgrade.trace.activity import FEWEST_TURNS, LONGEST_TURN, SHORT_TURN_NS, find_turns
 from tests.complexity.shapes import Files, blocks_that_wander, recordings_of_their_own
 
 
@@ -28,7 +30,10 @@ def slow_turns(names: list[int], starts: list[int]) -> list[tuple[int, int, int]
             if (
                 stop > first
                 and turns >= FEWEST_TURNS
-                and starts[last] - starts[first] <= turns * SHORT_TURN_NS
+                and median(
+                    map(sub, starts[first + period : last + 1 : period], starts[first : last + 1 : period])
+                )
+                <= SHORT_TURN_NS
             ):
                 found.append((first, last, period))
             first = max(stop, first + 1)
@@ -47,7 +52,7 @@ def test_loops_do_not_overlap(loops: list[tuple[int, int, int]]) -> None:
         names += [*range(period)] * turns + [10 + other] * (other % 3)
     starts = [1000 * place for place in range(len(names))]
     found = find_turns(np.array(names, np.int32), np.array(starts, np.int64))
-    kept = [*zip(found.first.tolist(), found.last.tolist(), found.period.tolist(), strict=True)]
+    kept = [(first, last, period) for first, last, period in found.T.tolist()]
     assert sorted(kept) == sorted(slow_turns(names, starts))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.naming.tensor_cores import uses_tensor_cores
+from stepgrade.naming.kernels import uses_tensor_cores
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,10 @@ from itertools import count
 import pytest
 
 from stepgrade.model.events import RangeKind, Trace
-from stepgrade.model.layers import LayerStep
-from stepgrade.timeline.pieces import find_pieces
-from stepgrade.timeline.timeline import build_timeline
-from stepgrade.trace import phases
+from stepgrade.model.operations import LayerStep
+from stepgrade.timeline.timeline import Phase, build_timeline, find_pieces
 from stepgrade.trace.layers import Layers, find_layers
-from stepgrade.trace.phases import find_phases
-from stepgrade.trace.profile import analyse_trace
-from tests.trace_builder import Run, TraceBuilder, make_trace, play
+from tests.trace_builder import Run, TraceBuilder, analyse_trace, make_trace, play
 
 KERNEL = 60_000
 FORWARD = KERNEL // 3 + 2 * KERNEL + KERNEL // 4  # norm, two matmuls, gelu
@@ -24,7 +20,7 @@ BACKWARD = 2 * 2 * KERNEL + 2 * KERNEL
 def layers_of(trace: Trace) -> Layers:
     timeline = build_timeline(trace)
     pieces = find_pieces(timeline)
-    return find_layers(timeline, pieces, find_phases(timeline, pieces))
+    return find_layers(timeline, pieces)
 
 
 def times_ns(layer: LayerStep) -> tuple[int, int, int]:
@@ -37,10 +33,9 @@ def outside_ns(trace: Trace, layers: Layers) -> tuple[int, int]:
     """Return the forward and the backward time that lies in no layer."""
     timeline = build_timeline(trace)
     pieces = find_pieces(timeline)
-    phase = find_phases(timeline, pieces)
     forward, backward = (
-        int(pieces.dur_ns[pieces.steady & (phase == which)].sum())
-        for which in (phases.FORWARD, phases.BACKWARD)
+        int(pieces.dur_ns[pieces.steady & (pieces.phase == which)].sum())
+        for which in (Phase.FORWARD, Phase.BACKWARD)
     )
     times, steps = [times_ns(layer) for layer in layers.times], int(timeline.windows.steady.sum())
     return forward - steps * sum(one[0] for one in times), backward - steps * sum(one[1] for one in times)
@@ -66,7 +61,7 @@ def test_forward_and_backward_of_each_layer(run: Run, basis: str, names: list[st
 
 
 @pytest.mark.parametrize("modules", [True, False])
-def test_forward_work_done_again_is_told_apart(modules: bool) -> None:
+def test_forward_work_done_again_is_distinguishable(modules: bool) -> None:
     profile = analyse_trace(make_trace(Run(recompute=True, modules=modules)))
     assert profile.activity is not None
     assert profile.activity.recompute_ms == pytest.approx(3 * FORWARD / 1e6)
@@ -166,7 +161,7 @@ def test_a_stack_of_blocks_is_not_a_layer() -> None:
 def test_blocks_that_hold_little_of_the_step_are_no_layers() -> None:
     frames = [("Model_0", 0, 990), *block(0, 10), *block(1, 120), ("Linear_9", 300, 600)]
     assert names_of(frames) == []
-    assert "holds most" in str(layers_of(nested(frames)).note)
+    assert "covers most" in str(layers_of(nested(frames)).note)
 
 
 def test_one_block_that_does_everything_is_not_one_of_several_layers() -> None:

@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 
 from stepgrade.model.events import Trace
-from stepgrade.trace.profile import analyse_trace
 from tests.kineto_traces import read_file
-from tests.trace_builder import Run, make_trace
+from tests.trace_builder import Run, analyse_trace, make_trace
 
 # 71 and 36 when this was written; with 64-bit columns, and intermediate ones for all rows at once, 101 and 52.
 ANALYSIS_BYTES = 82

@@ -13,10 +13,8 @@ import pytest
 
 from stepgrade.model.events import KernelLaunch, SmLimits, Trace
 from stepgrade.readers.kineto.header import sm_limits
-from stepgrade.timeline.pieces import find_pieces
-from stepgrade.timeline.timeline import Timeline, build_timeline
-from stepgrade.trace.kernels import kernel_use
-from stepgrade.trace.occupancy import occupancy_of
+from stepgrade.timeline.timeline import Timeline, build_timeline, find_pieces
+from stepgrade.trace.kernels import kernel_use, occupancy_of
 from tests.kineto_traces import KINETO, read_sample
 from tests.samples import shared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stepgrade.ranks.ranks import RankProfile
+from stepgrade.ranks.packed_ranks import RankProfile
 from stepgrade.trace.profile import analyse_rank
 from tests.kineto_traces import KINETO, read_sample, sample_names
 from tests.samples import shared

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.trace.step_view import SLICES, _lane
+from stepgrade.trace.tracks import SLICES, _lane
 from tests.cluster import Planned, write_ranks
 from tests.conftest import ROOT
 from tests.samples import shared
@@ -97,3 +97,17 @@ def test_waits_of_the_drawn_step_name_the_late_rank(tmp_path: Path) -> None:
     assert longest.late == 1
     waited = [sum(wait.dur_ns for wait in view.waits) for view in profile.views[:4]]
     assert waited[1] == min(waited)
+
+
+def test_short_events_of_one_dot_are_one_slice() -> None:
+    # A dot is 10 ns wide: 1-3 and 5-8 share one, 12-14 has the next, and a long event stands alone.
+    start = np.array([1, 5, 12, 100, 205], np.int64)
+    stop = np.array([3, 8, 14, 200, 206], np.int64)
+    label = np.arange(5, dtype=np.int64)
+    names = ["a", "b", "c", "d", "e"]
+    lane = _lane("stream", "s", (0, 10 * SLICES), (start, stop, label, label), names, names)
+    assert lane is not None
+    assert lane.start_ns == (1, 12, 100, 205)
+    assert lane.dur_ns == (7, 2, 100, 1)
+    assert lane.label == ("b", "c", "d", "e")  # the longest of each
+    assert lane.count == (2, 1, 1, 1)

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 import stepgrade as sg
-from stepgrade.model import Fingerprint
-from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import Finding, Fingerprint
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.alerts import Alerts
 from stepgrade.store.team import ProjectSettings, Team

@@ -15,8 +15,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadOption
-from stepgrade.model.finding import Finding
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.scorecard import Finding, Scorecard
 from stepgrade.store import NewRun, Selection, open_history
 from stepgrade.store.alerts import Alerts
 from stepgrade.store.tables import branches_of, configurations, finding_costs, page_of_runs
@@ -116,7 +115,7 @@ def test_what_findings_cost(place: str) -> None:
             page_of_runs(history, Selection(), sort="id; drop table stepgrade_run")
 
 
-def test_an_upload_is_identified_decoded_and_encoded_once(
+def test_an_upload_is_identified_before_and_after_its_body_and_decoded_and_encoded_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
@@ -135,7 +134,7 @@ def test_an_upload_is_identified_decoded_and_encoded_once(
         count(owner, name)
     answer = site.client.post("/api/v1/projects/mine/runs", content=body, headers=site.bearer("uploader"))
     assert answer.status_code == 201
-    assert counts == {"identify": 1, "from_json": 1, "to_json": 1}
+    assert counts == {"identify": 2, "from_json": 1, "to_json": 1}
     counts.clear()
     assert site.client.get("/api/v1/projects/mine", headers=site.bearer("reader")).status_code == 200
     assert counts == {"identify": 1}

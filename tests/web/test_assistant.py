@@ -21,8 +21,7 @@ from tests.web.conftest import Site, card
 pytest.importorskip("mcp", reason="the SDK of the protocol is not installed")
 from mcp import Client, StdioServerParameters
 
-from stepgrade.web.answers import MOST_CHARACTERS, Roots, brief_card
-from stepgrade.web.assistant import make_assistant
+from stepgrade.web.assistant import MOST_CHARACTERS, Roots, brief_card, make_assistant
 
 TRACE = "examples/traces/gpt_naive.json.gz"
 READS = {"history", "findings", "compare", "score", "inspect", "what_if", "estimate", "plan"}

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from stepgrade.errors import BadHistory, NotLetIn, Unreachable
-from stepgrade.gating.baselines import runs_of_branch
+from stepgrade.gating.run import runs_of_branch
 from stepgrade.store import NewRun, Selection, open_history
 from stepgrade.store.client import parse_address
 from stepgrade.store.remote import RemoteHistory
-from stepgrade.store.trend import trend_of
+from stepgrade.store.tables import trend_of
 from tests.conftest import ROOT, Ran
 from tests.store.server import running_server
 from tests.web.conftest import card

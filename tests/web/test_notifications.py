@@ -18,9 +18,8 @@ from stepgrade.store.pool import Pool
 from tests.web.conftest import card
 
 pytest.importorskip("starlette", reason="starlette is not installed")
-from stepgrade.web.exchange import BoundedExchange
 from stepgrade.web.housekeeping import Postman
-from stepgrade.web.outgoing import NotSent, payload, send, signature
+from stepgrade.web.outgoing import BoundedExchange, NotSent, payload, send, signature
 from stepgrade.web.settings import Mail, ServerSettings
 
 OPEN = ServerSettings(private_webhooks=True, public_url="https://team.example")

@@ -20,9 +20,8 @@ from tests.store.server import running_server
 from tests.web.conftest import Site, upload
 
 pytest.importorskip("starlette", reason="starlette is not installed")
-from stepgrade.web.answers import Roots
 from stepgrade.web.app import ENDPOINTS
-from stepgrade.web.assistant import make_assistant
+from stepgrade.web.assistant import Roots, make_assistant
 
 pytest.importorskip("mcp", reason="the SDK of the protocol is not installed")
 

@@ -19,10 +19,8 @@ from tests.web.conftest import BASE, Site, card, upload
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 from stepgrade.web.access import WRONG_PER_MINUTE, Limiter
-from stepgrade.web.exchange import BoundedExchange
-from stepgrade.web.outgoing import NotSent, addresses_of
+from stepgrade.web.outgoing import BoundedExchange, NotSent, addresses_of, check_channel
 from stepgrade.web.settings import ServerSettings, check
-from stepgrade.web.targets import check_channel
 
 ANYWHERE = "0.0.0.0"  # noqa: S104  what is refused
 MakeSite = Callable[..., Site]

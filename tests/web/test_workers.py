@@ -28,10 +28,8 @@ from tests.web.test_notifications import HOSTILE, OPEN, STEPS, Receiver, add, ch
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 from stepgrade.store.alerts import Message
-from stepgrade.web.exchange import BoundedExchange
-from stepgrade.web.outgoing import NotSent, send
+from stepgrade.web.outgoing import BoundedExchange, NotSent, check_channel, send
 from stepgrade.web.settings import Mail, ServerSettings
-from stepgrade.web.targets import check_channel
 from stepgrade.web.worker import JobWorker, ServerJob
 
 __all__ = ["receiver"]
@@ -166,7 +164,7 @@ def test_a_worker_survives_any_error_and_the_job_waits_longer(error: Exception) 
         worker.round()
     assert waits[1] > waits[0] * 1.5
     assert waits[-1] <= 60.0
-    assert worker.failing["bad"].times == 13
+    assert worker.failing["bad"] == 13
     worker._jobs = list
     worker.round()
     assert not worker.failing

@@ -42,6 +42,13 @@ def test_real_steps_are_replayed_as_they_were(name: str) -> None:
         assert 0.0 <= answer.low_ms <= answer.step_ms <= answer.high_ms <= found.step_ms * 1.01
 
 
+def test_two_ranks_without_communication_still_do_the_rest_of_their_work() -> None:
+    found = sg.what_if(
+        shared("samples/nsys") / "nsysai_mfu_2gpu_before.sqlite", [sg.AssumedChange(what="communication")]
+    )
+    assert found.answers[0].step_ms >= 258.0  # what the busier stream computes and copies
+
+
 def test_a_trace_that_holds_too_little_is_refused() -> None:
     with pytest.raises(NotMeasured, match="its replay"):
         sg.what_if(sample("hta_trace_compare_base.json.gz"))

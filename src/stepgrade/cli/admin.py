@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from stepgrade.cli import output, run_options
+from stepgrade.cli import output
 from stepgrade.cli.history import whole_number
-from stepgrade.cli.parser import Parser
+from stepgrade.cli.parser import Parser, option
+from stepgrade.cli.run_options import HISTORY
 from stepgrade.cli.streams import complain
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.store import open_store
-from stepgrade.store.location import locate
+from stepgrade.store.database import locate
 from stepgrade.store.team import ROLES, Team
 
 ACTIONS = {
@@ -28,7 +29,7 @@ ACTIONS = {
     "revoke": "revoke a token",
     "project": "create a project",
     "backup": "copy an SQLite store while it is in use",
-    "restore": "replace a store by a backup",
+    "restore": "replace a store with a backup",
 }
 
 
@@ -40,12 +41,13 @@ def add_options(parser: Parser) -> None:
         for name, summary in ACTIONS.items()
     }
     for action in actions.values():
-        run_options.add_history_option(action)
-    add = actions["token"].add_argument
-    add("--name", required=True, metavar="NAME", help="its owner")
-    add("--role", choices=ROLES, default="reader", help="permissions (default: reader)")
-    add("--project", metavar="NAME", help="default: every project")
-    add("--days", type=whole_number, default=90, metavar="N", help="days until it expires (default: 90)")
+        action.add(HISTORY)
+    actions["token"].add(
+        option("--name NAME", "its owner", required=True),
+        option("--role", "permissions", choices=ROLES, default="reader"),
+        option("--project NAME", "default: every project"),
+        option("--days N", "days until it expires", type=whole_number, default=90),
+    )
     actions["revoke"].add_argument("token", type=whole_number, metavar="TOKEN", help="its number")
     actions["project"].add_argument("name", metavar="NAME")
     actions["backup"].add_argument("file", metavar="FILE", help="a file that does not exist yet")
@@ -55,7 +57,17 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Run one action."""
     if args.action in ("backup", "restore"):
-        _copy(args)
+        from stepgrade.store.sqlite import copy_sqlite
+
+        url, path = locate(args.history)
+        if url is not None:
+            raise BadOption("PostgreSQL has its own tools for this", hint="use pg_dump and pg_restore")
+        if args.action == "backup":
+            copy_sqlite(path, args.file)
+            complain(f"copied {path} to {args.file}")
+        else:
+            copy_sqlite(args.file, path)
+            complain(f"restored {path} from {args.file}")
         return EXIT_OK
     with open_store(args.history) as history:
         team = Team(history.database)
@@ -70,37 +82,17 @@ def run(args: Namespace) -> int:
         elif args.action == "tokens":
             rows = []
             for token in team.tokens():
-                ends = (
-                    f"revoked {token.revoked_at[:10]}"
-                    if token.revoked_at
-                    else f"until {token.expires_at[:10]}"
-                )
-                where = token.project or "every project"
-                rows.append(
-                    f"{token.id:>4}  {token.shown:<9} {token.role:<9} {where:<20} {ends}  {token.name}"
-                )
+                revoked = f"revoked {(token.revoked_at or '')[:10]}"
+                ends = revoked if token.revoked_at else f"until {token.expires_at[:10]}"
+                where = f"{token.role:<9} {token.project or 'every project':<20}"
+                rows.append(f"{token.id:>4}  {token.shown:<9} {where} {ends}  {token.name}")
             output.write_raw("".join(row + "\n" for row in rows) or "no token yet\n", None)
         elif args.action == "revoke":
             if not team.revoke(args.token):
-                raise BadOption(f"there is no token {args.token}")
+                raise BadOption(f"token {args.token} not found")
             team.note("admin", "token revoked", subject=str(args.token))
             complain(f"token {args.token} revoked")
         else:
             word = "created" if team.add_project(args.name) else "already exists"
             complain(f"project {args.name} {word}")
     return EXIT_OK
-
-
-def _copy(args: Namespace) -> None:
-    """Copy a store's file, or replace it by a copy."""
-    from stepgrade.store.sqlite import copy_sqlite
-
-    url, path = locate(args.history)
-    if url is not None:
-        raise BadOption("PostgreSQL has its own tools for this", hint="use pg_dump and pg_restore")
-    if args.action == "backup":
-        copy_sqlite(path, args.file)
-        complain(f"copied {path} to {args.file}")
-    else:
-        copy_sqlite(args.file, path)
-        complain(f"restored {path} from {args.file}")

@@ -21,7 +21,7 @@ COMMANDS = {
     "parity": "compare two runtimes, operation by operation",
     "gate": "pass or fail the build: compare with earlier runs",
     "history": "runs over time: add, list, show, trend, prune, export",
-    "inspect": "what is in a file, and can it be graded",
+    "inspect": "what a file contains, and whether it can be graded",
     "open": "open a trace in Perfetto, from this machine",
     "convert": "write any profile as step profile JSON",
     "estimate": "what a run could reach on a device, and whether it fits",
@@ -48,7 +48,7 @@ def load_command(name: str) -> tuple[ModuleType, Parser]:
     return module, parser
 
 
-# Parameters whose option is called something else, and values that say more than a metavar.
+# Parameters whose option has another name, and values that are clearer than the metavar.
 _OPTIONS = {"to": "format", "changes": "faster"}
 _EXAMPLES = {"work": "training", "cannot_tell": "fail"}
 _ELSEWHERE = {"measure_here": "`stepgrade devices --measure`"}

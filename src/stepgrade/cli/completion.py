@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stepgrade.cli import output
 from stepgrade.cli.commands import COMMANDS, load_command
-from stepgrade.cli.parser import Parser, add_output_file
+from stepgrade.cli.parser import OUTPUT, Parser
 from stepgrade.compare.fingerprint import ALL, FIELDS
 from stepgrade.errors import EXIT_OK, MissingExtra
 from stepgrade.hardware.catalogue import all_devices
@@ -41,18 +41,11 @@ class _Command(Struct, frozen=True):
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
-    add_output_file(parser)
+    parser.add(OUTPUT)
 
 
 def run(args: Namespace) -> int:
-    """Write the completion."""
-    write = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]
-    output.write("\n".join(write(list(_commands()))) + "\n", args.output)
-    return EXIT_OK
-
-
-def _commands() -> Iterator[_Command]:
-    """Yield every command with what its parser declares; raise MissingExtra where one cannot be imported."""
+    """Write the completion; raise MissingExtra where a command cannot be imported."""
     devices = (*all_devices(), CPU_KEY)
     known = {
         "--device": devices,
@@ -62,6 +55,7 @@ def _commands() -> Iterator[_Command]:
         "--fail-on": ("warning", "critical", *(f"grade:{grade}" for grade in "ABCDF")),
     }
     words = {"devices": devices, "history": tuple(METRICS), "completion": SHELLS}
+    commands = []
     for name, about in COMMANDS.items():
         try:
             _, parser = load_command(name)
@@ -75,7 +69,11 @@ def _commands() -> Iterator[_Command]:
                 )
                 if action.nargs != 0:
                     values[flag] = " ".join(map(str, known.get(flag) or action.choices or ()))
-        yield _Command(name, about, flags, values, " ".join((*parser.actions, *words.get(name, ()))))
+        following = " ".join((*parser.actions, *words.get(name, ())))
+        commands.append(_Command(name, about, flags, values, following))
+    write = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]
+    output.write("\n".join(write(commands)) + "\n", args.output)
+    return EXIT_OK
 
 
 def _quoted(text: str) -> str:

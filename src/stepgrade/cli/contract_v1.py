@@ -27,11 +27,13 @@ T = TypeVar("T")
 def score_v1(args: Namespace) -> TrainingScorecard:
     """Return contract v1's scorecard of a step profile, exactly as the reference computes it."""
     if args.save:
-        raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
+        raise BadOption("history keeps scorecards of contract v2", hint="omit --contract v1")
     if args.input_format is not None:
-        raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
+        raise BadOption("contract v1 reads step profiles only", hint="omit --input-format")
     if len(args.sources) != 1:
-        raise BadOption("contract v1 scores one step profile", hint="`stepgrade convert` makes one of traces")
+        raise BadOption(
+            "contract v1 scores one step profile", hint="`stepgrade convert` makes one from traces"
+        )
     step_profile = _decoded(args.sources[0], StepProfilerInput.from_json, args)
     throughput_tok_s = args.throughput_tok_s
     if throughput_tok_s is None:
@@ -41,7 +43,7 @@ def score_v1(args: Namespace) -> TrainingScorecard:
     target = target_of(
         Setup(device=args.device, peak_bw_gb_s=args.peak_bw_gb_s, bytes_per_token=args.bytes_per_token)
     )
-    bandwidth, traffic = target.figures.bandwidth_gb_s, target.traffic_bytes
+    bandwidth, traffic = target.figures.bandwidth_gb_s, target.all_costs.bytes
     if bandwidth is None:
         raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
     if traffic is None:
@@ -56,7 +58,7 @@ def score_v1(args: Namespace) -> TrainingScorecard:
 def parity_v1(args: Namespace) -> ParityComparison:
     """Return contract v1's comparison of two ParityProfile files."""
     if len(args.theirs) != 1 or args.required is not None:
-        raise BadOption("contract v1 compares two files, and requires nothing")
+        raise BadOption("contract v1 compares two files, without --require")
     ours, theirs = (_decoded(name, ParityProfile.from_json, args) for name in (args.ours, *args.theirs))
     return compute_parity_comparison(ours, theirs)
 
@@ -64,9 +66,7 @@ def parity_v1(args: Namespace) -> ParityComparison:
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
     """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
     if to == "html":
-        raise BadOption(
-            "contract v1 has no HTML page", hint="leave --contract v1 out, or use --format markdown"
-        )
+        raise BadOption("contract v1 has no HTML page", hint="omit --contract v1, or use --format markdown")
     if to == "json":
         return result.to_json() + "\n"
     if isinstance(result, TrainingScorecard):

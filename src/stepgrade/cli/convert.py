@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_file
+from stepgrade.cli.parser import OUTPUT, READING, Parser
 from stepgrade.cli.run_options import add_sources, load_run
 from stepgrade.errors import EXIT_OK
 from stepgrade.report.step_profile import convert
@@ -19,8 +19,8 @@ def add_options(parser: Parser) -> None:
     """Declare the command line."""
     add_sources(parser)
     parser.add_argument("--format", choices=("json",), default="json", help="step profile JSON, the only one")
-    add_output_file(parser)
-    add_input_options(parser)
+    parser.add(OUTPUT)
+    parser.add(*READING, group="reading")
     parser.show_first("--output --steps --input-format")
 
 

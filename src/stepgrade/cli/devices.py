@@ -14,7 +14,7 @@ from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.commands import FLAGS
-from stepgrade.cli.parser import Parser, add_output_options
+from stepgrade.cli.parser import Parser, add_output_options, option
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.catalogue import devices
 from stepgrade.hardware.setup import device_facts
@@ -23,19 +23,16 @@ from stepgrade.model.notes import Result
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help="a key, or a name as drivers report it")
-    add(
-        "--filter",
-        dest="words",
-        metavar="WORDS",
-        help="devices that match every word",
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a key, or a name as drivers report it")
+    parser.add(
+        option("--filter WORDS", "devices that match every word", dest="words"),
+        option("--detect", "ask the installed drivers and frameworks"),
+        option("--measure", "measure bandwidth and matmul rate, for its ceiling"),
+        option("--state FILE", "file of measurements (default: the user's)"),
     )
-    add("--detect", action="store_true", help="ask the installed drivers and frameworks")
-    add("--measure", action="store_true", help="measure bandwidth and matmul rate, for its ceiling")
-    add("--state", metavar="FILE", help="file of measurements (default: the user's)")
     add_output_options(parser)
-    add("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    text = "the same as --format json"
+    parser.add(option("--json", text, action="store_const", const="json", dest="format"))
     parser.show_first("--filter --detect --measure --json --format --output")
 
 

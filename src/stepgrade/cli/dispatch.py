@@ -41,7 +41,7 @@ def run(arguments: list[str], *, limits_memory: bool = False) -> int:
     except MemoryError:
         code = EXIT_BAD_INPUT
         problem = "not enough memory for this input (give a larger --max-memory SIZE if the machine has it)"
-    except Exception as error:  # noqa: BLE001  anything else is a bug, and says so with its traceback
+    except Exception as error:  # noqa: BLE001  anything else is a bug, reported with its traceback
         code, problem = EXIT_BAD_INPUT, refusal_of(error)
         if problem is None:
             show_crash()
@@ -68,7 +68,14 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
             return EXIT_OK
         name = SYNONYMS.get(args.command, args.command)
         if name not in COMMANDS:
-            top.error(_unknown_command(name))
+            meant = nearest(name, COMMANDS)
+            problem = f"unknown command {name!r}; choose from {', '.join(COMMANDS)}"
+            if os.path.exists(name):
+                doing = "record" if name.endswith(".py") else "score"
+                problem = f"{name!r} is a file, not a command: did you mean stepgrade {doing} {name}?"
+            elif meant is not None:
+                problem = f"unknown command {name!r}: did you mean {meant}?"
+            top.error(problem)
         command, parser = load_command(name)
         options, origins = run_defaults.parse(parser, arguments[1:])
         _spare_inputs(vars(options))
@@ -89,22 +96,13 @@ def _spare_inputs(options: dict[str, Any]) -> None:
     """Raise BadOption where the result would replace a file that the command reads."""
     written = [options.get("output"), options.get("html"), *(path for _, path in options.get("also") or ())]
     read = [value for name, value in options.items() if name not in ("output", "html", "also", "shell")]
-    paths = [one for value in read for one in (value if isinstance(value, list | tuple) else [value])]
+    paths = [path for value in read for path in (value if isinstance(value, list | tuple) else [value])]
     for target in written:
         for path in paths if isinstance(target, str) and os.path.isfile(target) else ():
             is_read = False
             with suppress(OSError, ValueError):  # not every word is a path
                 is_read = isinstance(path, str) and os.path.samefile(path, target)
             if is_read:
-                raise BadOption("is an input, and would be replaced", where=target, hint="name another file")
-
-
-def _unknown_command(name: str) -> str:
-    """Say which command was most likely meant: the nearest, or what is done with a file of that name."""
-    if os.path.exists(name):
-        doing = "record" if name.endswith(".py") else "score"
-        return f"{name!r} is a file, not a command: did you mean stepgrade {doing} {name}?"
-    meant = nearest(name, COMMANDS)
-    if meant is not None:
-        return f"no command called {name!r}: did you mean {meant}?"
-    return f"no command called {name!r}; there are {', '.join(COMMANDS)}"
+                raise BadOption(
+                    "is an input, and would be overwritten", where=target, hint="name another file"
+                )

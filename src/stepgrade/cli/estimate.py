@@ -13,32 +13,27 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from stepgrade.cli import output
-from stepgrade.cli.memory_options import (
-    add_anchor_options,
-    add_memory_options,
-    add_sharding_options,
-    anchor_from,
-)
-from stepgrade.cli.parser import Parser, add_output_options
-from stepgrade.cli.run_options import (
-    add_config_option,
-    add_setup_options,
-    add_throughput_option,
-    setup_from,
-)
+from msgspec import structs
+
+from stepgrade.cli import output, run_options
+from stepgrade.cli.parser import Parser, add_output_options, option
 from stepgrade.errors import EXIT_OK
 from stepgrade.hardware.estimate import estimate
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add_throughput_option(parser)
-    add_setup_options(parser)
-    add_sharding_options(parser)
-    add_memory_options(parser)
-    add_anchor_options(parser)
-    add_config_option(parser)
+    parser.add(run_options.THROUGHPUT)
+    run_options.add_setup_options(parser)
+    parser.add(*run_options.SHARDING, group="sharding")
+    parser.add(*run_options.MEMORY, group="memory")
+    parser.add(
+        option("--anchor FILE", "predict memory from the peak in this JSON or log"),
+        option("--anchor-batch N", "its sequences per micro-batch (default: --batch)"),
+        option("--anchor-seq N", "its tokens per sequence (default: --seq)"),
+        group="a measured run",
+    )
+    parser.add(run_options.CONFIG)
     add_output_options(parser)
     parser.show_first(
         "--model --device --batch --seq --dtype --method --world-size --data-parallel --throughput "
@@ -48,6 +43,14 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the estimate."""
-    found = estimate(setup_from(args), throughput_tok_s=args.throughput_tok_s, anchor=anchor_from(args))
+    anchor = None
+    if args.anchor is not None:
+        from stepgrade.hardware.memory.anchor_file import read_anchor  # only with a measured run
+
+        anchor = read_anchor(args.anchor)
+        own = {"batch": args.anchor_batch or anchor.batch, "seq": args.anchor_seq or anchor.seq}
+        anchor = structs.replace(anchor, **own)
+    setup = run_options.setup_from(args)
+    found = estimate(setup, throughput_tok_s=args.throughput_tok_s, anchor=anchor)
     output.write_result(found, args.format, args.output, args.color)
     return EXIT_OK

@@ -19,13 +19,11 @@ import msgspec
 
 from stepgrade.cli import output, run_options
 from stepgrade.cli.commands import FLAGS
-from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.parser import READING, Parser, add_output_options, option
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption
 from stepgrade.gating.run import gate
-from stepgrade.grading import score
 from stepgrade.loading import load_baseline
-from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report import GATE_FORMATS as FORMATS
 from stepgrade.report import render
@@ -34,27 +32,22 @@ from stepgrade.report import render
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_sources(parser)
-    add = parser.add_argument
-    add("--repeat", action="append", default=[], metavar="SOURCE", help="another run of the same code")
-    add("--baseline", action="append", default=[], metavar="FILE", help="an earlier run; may be repeated")
-    add("--against", metavar="history:BRANCH", help="the runs of a branch in the history")
-    add("--fail-on", action="append", default=[], metavar="grade:C", help="fail on this grade or worse")
-    add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
-    add("--cannot-tell", choices=("fail", "pass"), help="exit with 3 or 0 if too noisy")
-    run_options.add_config_option(parser, "--budgets")
-    run_options.add_allow_different_option(parser)
-    run_options.add_figure_options(parser)
+    parser.add(
+        option("--repeat SOURCE ...", "another run of the same code"),
+        option("--baseline FILE ...", "an earlier run; may be repeated"),
+        option("--against history:BRANCH", "the runs of a branch in the history"),
+        option("--fail-on grade:C ...", "fail on this grade or worse"),
+        option("--run-noise PCT", "how much identical runs differ, such as 2%%"),
+        option("--cannot-tell", "exit with 3 or 0 if too noisy", choices=("fail", "pass")),
+        option("--config --budgets TOML", run_options.CONFIG.settings["help"]),
+        run_options.ALLOW_DIFFERENT,
+    )
+    parser.add(*run_options.MEASURED, group="measured")
     run_options.add_setup_options(parser)
     run_options.add_save_options(parser, ", whatever the verdict")
-    add_input_options(parser)
-    add_output_options(parser, FORMATS).add_argument(
-        "--also",
-        type=also,
-        action="append",
-        default=[],
-        metavar="FORMAT=FILE",
-        help="write this format to a file too; may be repeated",
-    )
+    parser.add(*READING, group="reading")
+    text = "write this format to a file too; may be repeated"
+    add_output_options(parser, FORMATS, option("--also FORMAT=FILE ...", text, type=also))
     parser.show_first(
         "--against --baseline --repeat --fail-on --run-noise --device --save --format --also --output"
     )
@@ -71,23 +64,11 @@ def run(args: Namespace) -> int:
     )
     setup = run_options.setup_from(args)
     runs = [run_options.load_run(args), *(run_options.load_run(args, source) for source in args.repeat)]
-    cards = [
-        score(
-            profile,
-            setup=setup,
-            config=config,
-            throughput_tok_s=args.throughput_tok_s,
-            tokens_per_step=args.tokens_per_step,
-            work=args.work,
-        )
-        for profile in runs
-    ]
+    cards = [run_options.score_run(args, profile, setup=setup) for profile in runs]
+    limits = {"max_bytes": args.max_bytes, "max_memory": args.max_memory}
     report = gate(
         cards,
-        baseline=[
-            load_baseline(name, max_bytes=args.max_bytes, max_memory=args.max_memory)
-            for name in args.baseline
-        ],
+        baseline=[load_baseline(name, **limits) for name in args.baseline],
         against=args.against,
         history=args.history,
         max_memory=args.max_memory,
@@ -98,34 +79,6 @@ def run(args: Namespace) -> int:
         work=args.work,
         setup=setup,
     )
-    _write(report, args)
-    if args.save:
-        for card in cards:
-            run_options.save_run(card, args)
-    return report.exit_code
-
-
-def share(text: str) -> float:
-    """Return the share in a text like 2%, 2 % or 0.02."""
-    bare = text.strip().removesuffix("%").strip()
-    try:
-        value = float(bare) / (100.0 if text.strip().endswith("%") else 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share below 1; write it like 2% or 0.02")
-    return value
-
-
-def also(text: str) -> tuple[str, str]:
-    """Return format and file of a text like junit=gate.xml."""
-    name, _, path = text.partition("=")
-    if name not in FORMATS or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FORMAT=FILE with one of {', '.join(FORMATS)}")
-    return name, path
-
-
-def _write(report: GateReport, args: Namespace) -> None:
     width, color = output.page_for(args.output, args.color)
     text = render(report, to=args.format, width=width, color=color, flags=FLAGS)
     output.write(text, args.output)
@@ -141,3 +94,14 @@ def _write(report: GateReport, args: Namespace) -> None:
             raise BadOption(problem, where="GITHUB_STEP_SUMMARY") from error
     for reason in texts_of(report.reasons, FLAGS) if args.format != "terminal" or args.output else ():
         complain(f"gate: {reason}")
+    for card in cards if args.save else ():
+        run_options.save_run(card, args)
+    return report.exit_code
+
+
+def also(text: str) -> tuple[str, str]:
+    """Return format and file of a text like junit=gate.xml."""
+    name, _, path = text.partition("=")
+    if name not in FORMATS or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FORMAT=FILE with one of {', '.join(FORMATS)}")
+    return name, path

@@ -28,22 +28,16 @@ from pathlib import Path
 import msgspec
 
 from stepgrade.cli import output, run_options
-from stepgrade.cli.parser import (
-    Parser,
-    add_color_option,
-    add_input_options,
-    add_output_file,
-    add_output_options,
-)
+from stepgrade.cli.parser import COLOR, OUTPUT, READING, Parser, add_output_options, option
+from stepgrade.cli.run_options import HISTORY
 from stepgrade.cli.streams import complain
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.decoding import from_json
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_OK, BadOption
-from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
 from stepgrade.report.names import json_text, shortened
 from stepgrade.store import History, Runs, Selection, open_history, open_store
-from stepgrade.store.location import DEFAULT_PATH, VARIABLE
+from stepgrade.store.database import DEFAULT_PATH, VARIABLE
 
 LISTED = 20
 _SHOWN = 10
@@ -69,89 +63,52 @@ def add_options(parser: Parser) -> None:
     }
     adding = actions["add"]
     run_options.add_sources(adding)
-    run_options.add_figure_options(adding)
-    run_options.add_origin_options(adding)
-    run_options.add_history_option(adding)
-    run_options.add_config_option(adding)
+    adding.add(*run_options.MEASURED, group="measured")
+    adding.add(*run_options.ORIGIN, HISTORY, run_options.CONFIG)
     run_options.add_setup_options(adding)
-    add_input_options(adding)
+    adding.add(*READING, group="reading")
     adding.show_first("--device --tokens-per-step --branch --commit --label --history")
 
-    listing = actions["list"]
-    _add_selection(listing)
-    listing.add_argument(
-        "--limit",
-        type=whole_number,
-        default=LISTED,
-        metavar="N",
-        help=f"the newest N runs (default: {LISTED})",
-    )
-    _add_output(listing)
+    branch = option("--branch NAME", "only runs of this branch")
+    selection = (HISTORY, branch, option("--label NAME=TEXT ...", "only runs with this label"))
+    writing = (option("--format", "output format", choices=FORMATS, default="terminal"), OUTPUT, COLOR)
+    newest = option("--limit N", "the newest N runs", type=whole_number, default=LISTED)
+    actions["list"].add(*selection, newest, *writing)
 
     actions["show"].add_argument("run", type=whole_number, metavar="RUN", help="the number of a run")
-    run_options.add_history_option(actions["show"])
+    actions["show"].add(HISTORY)
     add_output_options(actions["show"])
 
-    trend = actions["trend"]
-    trend.add_argument("metric", nargs="?", default="step_time_ms", metavar="METRIC")
-    _add_selection(trend)
-    trend.add_argument("--fingerprint", metavar="DIGEST", help="default: that of the newest run")
-    run_options.add_allow_different_option(trend)
-    trend.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N runs")
-    _add_output(trend)
+    actions["trend"].add_argument("metric", nargs="?", default="step_time_ms", metavar="METRIC")
+    actions["trend"].add(
+        *selection,
+        option("--fingerprint DIGEST", "default: that of the newest run"),
+        run_options.ALLOW_DIFFERENT,
+        option("--limit N", "only the newest N runs", type=whole_number),
+        *writing,
+    )
 
-    prune = actions["prune"].add_argument
-    prune("--keep", type=whole_number, metavar="N", help="keep the newest N of every branch and fingerprint")
-    prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove runs added before this day")
-    prune("--yes", action="store_true", help="remove them without asking")
-    run_options.add_history_option(actions["prune"])
+    actions["prune"].add(
+        option("--keep N", "keep the newest N of every branch and fingerprint", type=whole_number),
+        option("--older-than YYYY-MM-DD", "remove runs added before this day", type=day),
+        option("--yes", "remove them without asking"),
+        HISTORY,
+    )
 
-    for name, flag in (("push", "--to"), ("pull", "--from")):
-        run_options.add_history_option(actions[name])
-        actions[name].add_argument(
-            flag, dest="server", required=True, metavar="URL", help="https://SERVER/PROJECT"
-        )
-    actions["pull"].add_argument("--branch", metavar="NAME", help="only runs of this branch")
+    where = "https://SERVER/PROJECT"
     why = "another outbox, such as .stepgrade/outbox of a checkout, including runs of other users"
-    for name in ("push", "outbox"):
-        actions[name].add_argument("--outbox", metavar="FOLDER", help=why)
-
-    _add_selection(actions["export"])
-    add_output_file(actions["export"])
-
-
-def _add_selection(parser: Parser) -> None:
-    run_options.add_history_option(parser)
-    parser.add_argument("--branch", metavar="NAME", help="only runs of this branch")
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        type=run_options.label,
-        metavar="NAME=TEXT",
-        help="only runs with this label",
-    )
-
-
-def _add_output(parser: Parser) -> None:
-    parser.add_argument(
-        "--format", choices=FORMATS, default="terminal", help="output format (default: terminal)"
-    )
-    add_output_file(parser)
-    add_color_option(parser)
+    outbox = option("--outbox FOLDER", why)
+    actions["push"].add(HISTORY, option("--to URL", where, dest="server", required=True), outbox)
+    actions["pull"].add(HISTORY, option("--from URL", where, dest="server", required=True), branch)
+    actions["outbox"].add(outbox)
+    actions["export"].add(*selection, OUTPUT)
 
 
 def run(args: Namespace) -> int:
     """Run one action on the history."""
     if args.action == "add":
-        card = score(
-            run_options.load_run(args),
-            setup=run_options.setup_from(args),
-            config=run_options.config_from(args),
-            throughput_tok_s=args.throughput_tok_s,
-            tokens_per_step=args.tokens_per_step,
-            work=args.work,
-        )
+        profile = run_options.load_run(args)
+        card = run_options.score_run(args, profile, setup=run_options.setup_from(args))
         run_options.save_run(card, args)
         return EXIT_OK
     if args.action == "prune" and args.keep is None and args.older_than is None:
@@ -175,7 +132,18 @@ def run(args: Namespace) -> int:
             lines = (json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen)
             output.write_lines(lines, args.output)
         else:
-            output.write(_listed(history, args), args.output)
+            width, color = output.page_for(args.output, args.color)
+            which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
+            if args.action == "list":
+                text = render_runs(history.runs(which), args.format, width=width, color=color)
+            else:
+                from stepgrade.store.tables import trend_of
+
+                digests = (args.fingerprint,) if args.fingerprint else None
+                which = msgspec.structs.replace(which, digests=digests)
+                trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
+                text = render_trend(trend, args.format, width=width, color=color)
+            output.write(text, args.output)
         _report_damage(history)
     return EXIT_OK
 
@@ -218,13 +186,13 @@ class _Origin(msgspec.Struct, frozen=True):
 
 def _waiting(folder: str | None) -> str:
     """Return a line for each run that waits or was refused."""
-    from stepgrade.store.exchange import token_from_environment
-    from stepgrade.store.outbox import everything, files_in, outbox_folder
+    from stepgrade.store.client import token_from_environment
+    from stepgrade.store.remote import everything, files_in, outbox_folder
 
-    place = Path(folder) if folder else outbox_folder()
+    where = Path(folder) if folder else outbox_folder()
     lines = []
     for path, run, problem in (
-        files_in(place, is_any_owner=True) if folder else everything(token_from_environment())
+        files_in(where, is_any_owner=True) if folder else everything(token_from_environment())
     ):
         state = "refused by the server" if path.name.startswith("refused-") else problem or "waits"
         parts = [str(path), state]
@@ -234,7 +202,7 @@ def _waiting(folder: str | None) -> str:
                 commit = (origin.commit or "no commit")[:12]
                 parts += [run.server, origin.branch or "no branch", commit, origin.added_at]
         lines.append("  ".join(shortened(part) for part in parts) + "\n")
-    return "".join(lines) or f"nothing waits in {place}\n"
+    return "".join(lines) or f"nothing waits in {where}\n"
 
 
 def _prune(history: History, args: Namespace) -> None:
@@ -253,20 +221,6 @@ def _prune(history: History, args: Namespace) -> None:
             return
     history.remove(numbers)
     output.write(f"removed {which}\n", None)
-
-
-def _listed(history: Runs, args: Namespace) -> str:
-    """Return the chosen runs as `list` shows them, or as a trend."""
-    width, color = output.page_for(args.output, args.color)
-    which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
-    if args.action == "list":
-        return render_runs(history.runs(which), args.format, width=width, color=color)
-    from stepgrade.store.trend import trend_of
-
-    if args.fingerprint:
-        which = msgspec.structs.replace(which, digests=(args.fingerprint,))
-    trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
-    return render_trend(trend, args.format, width=width, color=color)
 
 
 def day(text: str) -> dt.date:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.parser import READING, Parser, add_output_options
 from stepgrade.cli.run_options import add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.inspection import inspect
@@ -36,7 +36,7 @@ from stepgrade.inspection import inspect
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     add_sources(parser)
-    add_input_options(parser)
+    parser.add(*READING, group="reading")
     add_output_options(parser)
     parser.show_first("--steps --input-format --format --output")
 

@@ -13,22 +13,18 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from stepgrade.cli import run_options
-from stepgrade.cli.parser import Parser
+from stepgrade.cli.parser import Parser, option
+from stepgrade.cli.run_options import HISTORY
 from stepgrade.errors import EXIT_OK, BadOption
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add = parser.add_argument
-    add(
-        "--root",
-        action="append",
-        metavar="FOLDER",
-        help="folder that may be read (default: this one); may be repeated",
+    parser.add(
+        option("--root FOLDER ...", "folder that may be read (default: this one); may be repeated"),
+        option("--allow-saving", "let the assistant save runs in the history"),
+        HISTORY,
     )
-    add("--allow-saving", action="store_true", help="let the assistant save runs in the history")
-    run_options.add_history_option(parser)
 
 
 def run(args: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Open a trace in Perfetto: its page fetches the file from this machine, and it goes nowhere else.
+"""Open a trace in Perfetto, whose page fetches it from this machine; nothing is uploaded.
 
 Several ranks, and formats that Perfetto does not read, are opened as one annotated timeline, as score
 --format perfetto writes it; --annotate does so for a single trace too. The file is served on port 9001 of
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from stepgrade.cli import run_options
-from stepgrade.cli.parser import Parser, add_input_options
+from stepgrade.cli.parser import READING, Parser, option
 from stepgrade.cli.streams import complain, send
 from stepgrade.errors import EXIT_OK, BadInput
 from stepgrade.files import scratch_folder
@@ -32,18 +32,19 @@ _READ_BY_PERFETTO = ("kineto", "xla_trace")
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_sources(parser)
-    add = parser.add_argument
-    add("--annotate", action="store_true", help="open a single trace as the annotated timeline")
-    add("--once", action="store_true", help="stop once the file has been fetched")
-    add("--minutes", type=float, default=60.0, metavar="N", help="stop after N minutes (default: 60)")
-    add("--no-browser", action="store_true", help="print the link only")
-    add_input_options(parser)
+    parser.add(
+        option("--annotate", "open a single trace as the annotated timeline"),
+        option("--once", "stop once the file has been fetched"),
+        option("--minutes N", "stop after N minutes (default: 60)", type=float, default=60.0),
+        option("--no-browser", "print the link only"),
+    )
+    parser.add(*READING, group="reading")
     parser.show_first("--annotate --once --minutes --no-browser --steps --input-format")
 
 
 def run(args: Namespace) -> int:
     """Serve the file until it was fetched, the time is up, or on Ctrl-C."""
-    from stepgrade.cli.timeline import check_timeline, write_timeline
+    from stepgrade.cli.score import check_timeline, write_timeline
     from stepgrade.grading import score
     from stepgrade.readers import registry
     from stepgrade.readers.source import ByteSource
@@ -71,19 +72,21 @@ def _serve(file: BinaryIO, name: str, shown: Shown | None, args: Namespace) -> i
     from stepgrade.web.loopback import TraceServer
 
     server = TraceServer(file, name)
+    if args.once:
+        ends = "once it has been fetched, or with Ctrl-C"
+    else:
+        ends = f"with Ctrl-C, or after {args.minutes:g} minutes"
     try:
-        link = server.link() if shown is None else server.link(shown.start_ns, shown.start_ns + shown.dur_ns)
-        send(f"{link}\n")
-        if not args.no_browser and sys.stdout is not None and sys.stdout.isatty():
-            import webbrowser
+        with suppress(KeyboardInterrupt):  # the way to stop it, as soon as the link is there
+            complain(f"served to this machine's browser only; stops {ends}")
+            link = (
+                server.link() if shown is None else server.link(shown.start_ns, shown.start_ns + shown.dur_ns)
+            )
+            send(f"{link}\n")
+            if not args.no_browser and sys.stdout is not None and sys.stdout.isatty():
+                import webbrowser
 
-            webbrowser.open(link)
-        if args.once:
-            ends = "once it has been fetched, or with Ctrl-C"
-        else:
-            ends = f"with Ctrl-C, or after {args.minutes:g} minutes"
-        complain(f"served to this machine's browser only; stops {ends}")
-        with suppress(KeyboardInterrupt):
+                webbrowser.open(link)
             server.wait(args.minutes * 60.0, once=args.once)
     finally:
         server.close()

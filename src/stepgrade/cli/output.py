@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,21 +10,19 @@ from typing import BinaryIO, TextIO, cast
 
 from stepgrade import report
 from stepgrade.cli.commands import FLAGS
-from stepgrade.cli.streams import send, standard_output
+from stepgrade.cli.streams import columns_of, send, standard_output
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.files import write_by
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
 
-DEFAULT_WIDTH = 80
 WIDEST = 120
-_COLUMN_DIGITS = 6
 
 
 def write_result(result: Result, to: str, output: str | None, color: str) -> None:
     """Render a result as `to` for where it will be read, and write it there."""
     if to == "html" and output is None and _is_terminal():
-        raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
+        raise BadOption("HTML is not written to a terminal", hint="name a file with -o report.html")
     width, has_color = page_for(output, color)
     write(report.render(result, to=to, width=width, color=has_color, flags=FLAGS), output)
 
@@ -46,17 +43,10 @@ def page_for(output: str | None, color: str, stream: TextIO | None = None) -> tu
     """Return the width of where a result will be read, and whether it has colour (auto, always or never)."""
     stream = stream or sys.stdout
     is_terminal = output is None and stream is not None and stream.isatty()
-    width = DEFAULT_WIDTH
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isascii() and columns.isdecimal():
-        width = int(columns[:_COLUMN_DIGITS])
-    elif is_terminal:
-        with suppress(OSError, ValueError):
-            width = os.get_terminal_size(stream.fileno()).columns
     has_color = color == "always"
     if color == "auto" and not os.environ.get("NO_COLOR"):
         has_color = bool(os.environ.get("FORCE_COLOR")) or (is_terminal and os.environ.get("TERM") != "dumb")
-    return min(WIDEST, width), has_color
+    return min(WIDEST, columns_of(stream if is_terminal else None)), has_color
 
 
 def write(text: str, output: str | None) -> None:
@@ -78,7 +68,9 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
     """Let a file be written, packed where its name ends in .gz, or standard output; raise BadInput."""
     if output is None or output == "-":
         if _is_terminal() or sys.stdout is None:
-            raise BadOption("this format is not for a terminal", hint="name a file with -o run.pftrace")
+            raise BadOption(
+                "this format is not written to a terminal", hint="name a file with -o run.pftrace"
+            )
         with standard_output() as printed:
             write_to(cast("BinaryIO", printed))
         return
@@ -94,7 +86,10 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
 
 def _write_file(write_to: Callable[[BinaryIO], object], output: str) -> None:
     try:
-        write_by(_target(output), write_to)
+        path = os.path.realpath(output)  # what a link points to, so that the link stays
+        is_lost = os.path.islink(path)  # `realpath` returns a link that the system cannot resolve
+        if not is_lost:
+            write_by(path, write_to)
     except BadInput:
         raise
     except (OSError, ValueError) as error:
@@ -102,6 +97,8 @@ def _write_file(write_to: Callable[[BinaryIO], object], output: str) -> None:
             raise  # not about the path: a bug in what writes
         problem = getattr(error, "strerror", None) or error
         raise BadInput(f"cannot be written: {problem}", where=output) from error
+    if is_lost:
+        raise BadInput("is a link that cannot be followed", where=output)
 
 
 def write_raw(text: str, output: str | None) -> None:
@@ -109,16 +106,6 @@ def write_raw(text: str, output: str | None) -> None:
     if (output is None or output == "-") and _is_terminal():
         text = "".join(printable(line) + "\n" for line in text.splitlines())
     write(text, output)
-
-
-def _target(output: str) -> str:
-    """Return the file that is written: what a link points to, so that the link stays."""
-    path = os.path.realpath(output)
-    with suppress(FileNotFoundError):
-        # Where the system does not tell what a link points to, `realpath` returns the link.
-        if stat.S_ISLNK(os.lstat(path).st_mode):
-            raise BadInput("is a link that cannot be followed", where=output)
-    return path
 
 
 def _is_terminal() -> bool:

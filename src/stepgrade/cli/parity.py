@@ -14,10 +14,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stepgrade.cli import contract_v1, output
-from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
+from stepgrade.cli.parser import CONTRACT, READING, Parser, add_output_options, option
 from stepgrade.cli.streams import complain
-from stepgrade.compare.matrix import compare_all, judge
-from stepgrade.compare.parity import ParityReport, parity
+from stepgrade.compare.parity import ParityReport, compare_all, judge, parity
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.loading import load
 from stepgrade.report import FORMATS
@@ -27,15 +26,9 @@ def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add_argument("ours", metavar="OURS", help="your run")
     parser.add_argument("theirs", metavar="THEIRS", nargs="+", help="the runs to compare it with")
-    parser.add_argument(
-        "--require",
-        dest="required",
-        type=float,
-        metavar="RATIO",
-        help="exit with 1 if ours takes more than RATIO times as long",
-    )
-    add_contract_option(parser)
-    add_input_options(parser)
+    text = "exit with 1 if ours takes more than RATIO times as long"
+    parser.add(option("--require RATIO", text, dest="required"), CONTRACT)
+    parser.add(*READING, group="reading")
     add_output_options(parser, FORMATS)
     parser.show_first("--require --contract --format --output")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from stepgrade.cli.streams import send
+from stepgrade.cli.streams import columns_of, send
 from stepgrade.errors import BadOption, nearest
 
 if TYPE_CHECKING:
@@ -22,13 +20,19 @@ _WORDS = {
     "invalid int value: ": "not a whole number: ",
     "invalid float value: ": "not a number: ",
 }
-_COLUMN_DIGITS = 6
-_NARROWEST, _DEFAULT_WIDTH, _WIDEST = 40, 80, 100
+_NARROWEST, _WIDEST = 40, 100
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
+class Option(NamedTuple):
+    """An option of a command line, as argparse takes it."""
+
+    flags: list[str]
+    settings: dict[str, Any]
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's formatter at our width: it would import shutil for every option to find one."""
+    """argparse's formatter at our width; its own import of shutil is slow."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=help_width())
@@ -40,13 +44,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def help_width() -> int:
-    """Return the columns that help may take: COLUMNS, else the terminal's, else 80; at most 100."""
-    columns = os.environ.get("COLUMNS", "")[:_COLUMN_DIGITS]
-    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
-    if not width and sys.stdout is not None and sys.stdout.isatty():
-        with suppress(OSError, ValueError):
-            width = os.get_terminal_size(sys.stdout.fileno()).columns
-    return max(_NARROWEST, min(_WIDEST, width or _DEFAULT_WIDTH)) - 2
+    """Return the columns that help may take: 40 to 100."""
+    return max(_NARROWEST, min(_WIDEST, columns_of(sys.stdout))) - 2
 
 
 class _Help(argparse.Action):
@@ -79,6 +78,12 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "arguments"
         self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help and exit")
         self.add_argument("--help-all", action=_Help, nargs=0, const=True, help=argparse.SUPPRESS)
+
+    def add(self, *options: Option, group: str | None = None) -> None:
+        """Add options, under a heading of their own if they have one."""
+        target = self.add_argument_group(group) if group else self
+        for each in options:
+            target.add_argument(*each.flags, **each.settings)
 
     def show_first(self, flags: str) -> None:
         """Show only these options in `--help`, in this order; the others need `--help-all`."""
@@ -125,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         if unknown is not None:
             flag = unknown.partition("=")[0]
             meant = nearest(flag, self.flags())
-            self.error(f"there is no {flag}" + (f": did you mean {meant}?" if meant else ""))
+            self.error(f"unknown option {flag}" + (f": did you mean {meant}?" if meant else ""))
         if rest:
             self.error(f"{rest[0]!r} is one argument too many")
         return parsed
@@ -205,67 +210,99 @@ def _filled(text: str) -> str:
     return "\n".join(filled)
 
 
-def add_input_options(parser: Parser) -> None:
-    """Add how sources are read."""
-    group = parser.add_argument_group("reading")
-    group.add_argument("--input-format", metavar="NAME", help="read as this format instead of detecting it")
-    group.add_argument(
-        "--max-bytes",
-        type=byte_count,
-        default="16GiB",
-        metavar="SIZE",
-        help="refuse sources larger than this, decompressed (default: 16GiB)",
-    )
-    group.add_argument(
-        "--max-memory",
-        type=byte_count,
-        metavar="SIZE",
-        help="refuse to use more memory than this (default: a quarter of the machine's)",
-    )
-
-
-def add_output_options(
-    parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json")
-) -> argparse._ArgumentGroup:
-    """Add the output format, file and colour."""
-    group = parser.add_argument_group("writing")
-    shown = f"{', '.join(formats[:-1])} or {formats[-1]}"
-    group.add_argument("--format", choices=formats, default="terminal", metavar="NAME", help=shown)
-    add_output_file(group)
-    add_color_option(group)
-    return group
-
-
-def add_output_file(group: argparse._ActionsContainer) -> None:
-    """Add `-o`."""
-    group.add_argument("-o", "--output", metavar="FILE", help="write to this file")
-
-
-def add_color_option(group: argparse._ActionsContainer) -> None:
-    """Add `--color`."""
-    group.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        metavar="WHEN",
-        help="auto, always or never; auto honours NO_COLOR and FORCE_COLOR",
-    )
-
-
-def add_contract_option(parser: Parser) -> None:
-    """Add the choice of the contract."""
-    parser.add_argument(
-        "--contract",
-        choices=("v1", "v2"),
-        default="v2",
-        metavar="NAME",
-        help="v1 is the reference, bit for bit; v2 (the default) corrects it for real profiles",
-    )
-
-
 def byte_count(text: str) -> int:
     """Return the number of bytes in a text like 4096, 512MiB, 16G or 2TB (binary units)."""
     match = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 16GiB")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def label(text: str) -> tuple[str, str]:
+    """Return name and value of a text like machine=dgx-3."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a label; write it like machine=dgx-3")
+    return name, value
+
+
+def share(text: str) -> float:
+    """Return the share in a text like 5%, 5 % or 0.05."""
+    bare = text.strip().removesuffix("%")
+    try:
+        value = float(bare) / (100.0 if text.strip() != bare else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write it like 5% or 0.05")
+    return value
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Return the first and the last step of a text like 3-7 or 5."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps; write it like 3-7")
+    return int(match[1]), int(match[2] or match[1])
+
+
+# Types by metavar; other metavars are text.
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "N": int,
+    "R": int,
+    "SIZE": byte_count,
+    "SHARE": share,
+    "PCT": share,
+    "FIRST-LAST": step_range,
+    "NAME=TEXT": label,
+    **dict.fromkeys(("GB_S", "TOK_S", "TFLOPS", "B", "F", "S", "RATIO"), float),
+}
+
+
+def option(spec: str, text: str, **more: Any) -> Option:
+    """Return an option, given as its flags with a metavar, and its help.
+
+    The metavar implies the type, and `...` after it that the option may be repeated; an option with neither
+    metavar nor choices is a switch. A default is appended to the help that does not mention it.
+    """
+    flags = [word for word in spec.split() if word.startswith("-")]
+    metavar, *repeated = spec.split()[len(flags) :] or [""]
+    implied: dict[str, Any] = {}
+    if metavar:
+        implied = {"metavar": metavar, "type": _TYPES.get(metavar)}
+    elif "choices" not in more:
+        implied = {"action": "store_true"}
+    if repeated:
+        implied |= {"action": "append", "default": []}
+    if more.get("default") and "default" not in text:
+        text += f" (default: {more['default']})"
+    return Option(flags, {"help": text} | implied | more)
+
+
+OUTPUT = option("-o --output FILE", "write to this file")
+COLOR = option(
+    "--color WHEN",
+    "auto, always or never; auto, the default, honours NO_COLOR and FORCE_COLOR",
+    choices=("auto", "always", "never"),
+    default="auto",
+)
+CONTRACT = option(
+    "--contract NAME",
+    "v1 is the reference, bit for bit; v2 (the default) corrects it for real profiles",
+    choices=("v1", "v2"),
+    default="v2",
+)
+READING = (
+    option("--input-format NAME", "read as this format instead of detecting it"),
+    option("--max-bytes SIZE", "refuse sources larger than this, decompressed", default="16GiB"),
+    option("--max-memory SIZE", "refuse to use more memory than this (default: a quarter of the machine's)"),
+)
+
+
+def add_output_options(
+    parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json"), *more: Option
+) -> None:
+    """Add the output format, file and colour."""
+    shown = f"{', '.join(formats[:-1])} or {formats[-1]}"
+    settings = {"choices": formats, "default": "terminal", "metavar": "NAME", "help": shown}
+    parser.add(Option(["--format"], settings), OUTPUT, COLOR, *more, group="writing")

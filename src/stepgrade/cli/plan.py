@@ -13,53 +13,37 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_output_options
-from stepgrade.cli.run_options import add_config_option, add_hardware_options, add_run_options
+from stepgrade.cli.parser import Parser, add_output_options, option
+from stepgrade.cli.run_options import CONFIG, HARDWARE, RUN, fields_given
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.cost.plan import Plan, find_dtype
-from stepgrade.hardware.plan_table import (
+from stepgrade.hardware.planner import (
     DEFAULT_NETWORK_GB_S,
     DEFAULT_PER_NODE,
     TRAINERS,
     Cluster,
     PlanRequest,
+    plan,
 )
-from stepgrade.hardware.planner import plan
 from stepgrade.hardware.setup import Setup
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add_hardware_options(parser)
-    add_run_options(parser)
-    add = parser.add_argument_group("cluster").add_argument
-    add("--devices", dest="plan_devices", type=int, required=True, metavar="N", help="number of devices")
-    add("--global-batch", type=int, required=True, metavar="N", help="sequences per step")
-    add(
-        "--per-node",
-        type=int,
-        default=DEFAULT_PER_NODE,
-        metavar="N",
-        help=f"devices per node (default: {DEFAULT_PER_NODE})",
-    )
+    parser.add(*HARDWARE, group="hardware")
+    parser.add(*RUN, group="run")
     network = f"bandwidth between nodes, per device (default: {DEFAULT_NETWORK_GB_S:g})"
-    add(
-        "--network",
-        dest="network_gb_s",
-        type=float,
-        default=DEFAULT_NETWORK_GB_S,
-        metavar="GB_S",
-        help=network,
+    only = "only this trainer; may be repeated"
+    parser.add(
+        option("--devices N", "number of devices", dest="plan_devices", required=True),
+        option("--global-batch N", "sequences per step", required=True),
+        option("--per-node N", "devices per node", default=DEFAULT_PER_NODE),
+        option("--network GB_S", network, dest="network_gb_s", default=DEFAULT_NETWORK_GB_S),
+        option("--trainer", only, dest="trainers", action="append", choices=tuple(TRAINERS)),
+        option("--top N", "plans to show", dest="most", default=10),
+        group="cluster",
     )
-    add(
-        "--trainer",
-        dest="trainers",
-        action="append",
-        choices=tuple(TRAINERS),
-        help="only this trainer; may be repeated",
-    )
-    add("--top", dest="most", type=int, default=10, metavar="N", help="plans to show (default: 10)")
-    add_config_option(parser)
+    parser.add(CONFIG)
     add_output_options(parser)
     parser.show_first(
         "--model --device --devices --global-batch --seq --per-node --network --trainer --top "
@@ -71,25 +55,9 @@ def run(args: Namespace) -> int:
     """Print the plans."""
     if args.model is None or args.seq is None:
         raise BadOption("a plan needs the model", supply="{model} with {seq}")
-    chosen = Plan(
-        batch=1,
-        seq=args.seq,
-        dtype=find_dtype(args.dtype),
-        method=args.method,
-        rank=args.rank,
-        lora_targets=args.lora_targets,
-        optimizer=args.optimizer,
-    )
-    setup = Setup(
-        device=args.device,
-        device_file=args.device_file,
-        peak_bw_gb_s=args.peak_bw_gb_s,
-        peak_tflops=args.peak_tflops,
-        link_gb_s=args.link_gb_s,
-        model=args.model,
-        plan=chosen,
-        dtype=chosen.dtype,
-    )
+    dtype = find_dtype(args.dtype)
+    chosen = Plan(**fields_given(args, Plan) | {"batch": 1, "dtype": dtype})
+    setup = Setup(**fields_given(args, Setup) | {"plan": chosen, "dtype": dtype})
     cluster = Cluster(devices=args.plan_devices, per_node=args.per_node, network_gb_s=args.network_gb_s)
     trainers = tuple(args.trainers) if args.trainers else tuple(TRAINERS)
     request = PlanRequest(cluster=cluster, global_batch=args.global_batch, trainers=trainers, most=args.most)

@@ -14,53 +14,69 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepgrade.cli import output, recorded
-from stepgrade.cli.parser import Parser, add_color_option
-from stepgrade.cli.progress import progress_line
-from stepgrade.cli.run_options import add_setup_options, config_from, setup_from
-from stepgrade.cli.streams import complain
-from stepgrade.errors import BadOption, StepgradeError, refusal_of
-from stepgrade.loading import load
-from stepgrade.record.launch import Launched, die_by, run_recorded
+from stepgrade.cli import output, run_options
+from stepgrade.cli.parser import COLOR, Parser, option
+from stepgrade.cli.streams import complain, progress_line
+from stepgrade.errors import EXIT_OK, BadOption, NotMeasured, StepgradeError, refusal_of
+from stepgrade.grading import score
+from stepgrade.loading import load, load_baseline
+from stepgrade.model.notes import Result
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.record.launch import Launched, die_by, run_in_turns, run_recorded
+from stepgrade.scoring.target import needs_measuring
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line; everything from SCRIPT on belongs to the script."""
-    add = parser.add_argument
-    add("command", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
-    add("-m", dest="as_module", action="store_true", help="SCRIPT is a module name")
-    add("-o", "--output", default="stepgrade.json", metavar="FILE", help="default: stepgrade.json")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, if the inputs do not show it")
-    add("--layers", action="append", metavar="NAME", help="modules to time, such as model.layers.*")
-    add("--ops-every", type=int, metavar="N", help="profile operations on every Nth step")
-    add("--warmup", type=int, default=3, metavar="N", help="steps to skip at the start (default: 3)")
-    add("--quiet", action="store_true", help="no progress line and no scorecard")
-    recorded.add_options(parser)
-    add_color_option(parser)
-    add_setup_options(parser)
+    command = "the script and its arguments"
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=command)
+    parser.add(
+        option("-m", "SCRIPT is a module name", dest="as_module"),
+        option("-o --output FILE", "default: stepgrade.json", default="stepgrade.json"),
+        option("--tokens-per-step N", "tokens in one step, if the inputs do not show it", type=float),
+        option("--layers NAME ...", "modules to time, such as model.layers.*", default=None),
+        option("--ops-every N", "profile operations on every Nth step"),
+        option("--warmup N", "steps to skip at the start", default=3),
+        option("--quiet", "no progress line and no scorecard"),
+        option("--steps N", "record N steps, then let the training continue"),
+        option("--html FILE", "also write the scorecard as an HTML page"),
+        option("--baseline FILE", "an earlier run: its scorecard (JSON) or profile"),
+        option("--repeat N", "run it N times, to measure the noise"),
+        option("--versus COMMAND", "compare with this command, run in turns"),
+        run_options.ALLOW_DIFFERENT,
+        run_options.CONFIG,
+    )
+    run_options.add_save_options(parser)
+    parser.add(COLOR)
+    run_options.add_setup_options(parser)
     parser.show_first("-m --output --html --steps --device --baseline --versus --repeat --save")
 
 
 def run(args: Namespace) -> int:
     """Run the script; return its exit code, or end by the signal that ended it."""
-    if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
-        raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
-    setup_from(args)
-    recorded.check_options(args)
+    for field, least in (("warmup", 0), ("ops_every", 1), ("steps", 1), ("repeat", 1)):
+        value = getattr(args, field)
+        if value is not None and value < least:
+            raise BadOption(f"--{field.replace('_', '-')} must be at least {least}")
+    if args.repeat is not None and args.baseline is not None:
+        raise BadOption("--repeat cannot be combined with --baseline", hint="compare with --versus COMMAND")
+    run_options.setup_from(args)
     options = {
         "tokens_per_step": args.tokens_per_step,
         "layers": args.layers,
         "ops_every": args.ops_every,
         "warmup": args.warmup,
         "max_steps": args.steps,
-        "readable_by": config_from(args).files.readable_by,
+        "readable_by": run_options.config_from(args).files.readable_by,
     }
     if args.repeat is not None or args.versus is not None:
-        return recorded.run_repeated(args, options)
+        return run_repeated(args, options)
     with progress_line(quiet=args.quiet) as line:
         launched = run_recorded(
             args.command,
@@ -72,13 +88,7 @@ def run(args: Namespace) -> int:
     is_wanted = not args.quiet or args.html is not None or args.save
     if is_wanted and os.environ.get("RANK", "0") == "0":
         try:
-            _report(launched)
-            if launched.recorded:
-                paths = recorded.of_one_run([each.path for each in launched.recorded])
-                card = recorded.grade(args, paths, may_measure=launched.code >= 0)
-                if not args.quiet:
-                    output.show_beside(card, args.color)
-                recorded.keep(args, card)
+            _report(args, launched)
         except StepgradeError as error:
             complain(str(error))  # the exit code stays the script's
         except (OSError, RuntimeError) as error:
@@ -91,8 +101,8 @@ def run(args: Namespace) -> int:
     return launched.code
 
 
-def _report(launched: Launched) -> None:
-    """Report what was recorded, and what is missing."""
+def _report(args: Namespace, launched: Launched) -> None:
+    """Report what was recorded and what is missing, and grade it."""
     if launched.code < 0:
         complain(f"the script was ended by {signal.Signals(-launched.code).name}")
     for each in launched.recorded:
@@ -104,6 +114,12 @@ def _report(launched: Launched) -> None:
         complain(f"recorded {steps} in {each.path}{missing}")
     if not launched.recorded:
         complain(f"no step was recorded: {launched.problem or _why_no_step(launched)}")
+        return
+    paths = paths_of_run([each.path for each in launched.recorded])
+    card = grade(args, paths, may_measure=launched.code >= 0)
+    if not args.quiet:
+        output.show_beside(card, args.color)
+    keep(args, card)
 
 
 def _why_no_step(launched: Launched) -> str:
@@ -121,3 +137,70 @@ def _why_no_step(launched: Launched) -> str:
     if not launched.had_python:
         return "no process was a Python that honours PYTHONPATH (python -I and -E do not)"
     return "no process imported torch"
+
+
+def grade(args: Namespace, paths: Sequence[Path], *, may_measure: bool = True) -> Scorecard:
+    """Return the scorecard of a run's recordings; measure this processor first if it never was."""
+    setup, profile = run_options.setup_from(args), load(*paths)
+    if may_measure and needs_measuring(profile, setup):
+        from stepgrade.hardware.detect import processor
+        from stepgrade.hardware.measure import measure_here
+
+        if profile.recorded is not None and profile.recorded.processor == processor().name:  # recorded here
+            complain("measuring this processor once, for the grade (takes seconds) …")
+            try:
+                for note in measure_here(lambda _: None, gpu=False).notes:
+                    complain(str(note))
+            except NotMeasured as error:
+                complain(str(error))
+    before = load_baseline(args.baseline) if args.baseline is not None else None
+    return score(
+        profile,
+        setup=setup,
+        baseline=before,
+        config=run_options.config_from(args),
+        allow_different=args.allow_different,
+    )
+
+
+def keep(args: Namespace, card: Scorecard) -> None:
+    """Write the page, and save the run, if requested."""
+    if args.html is not None:
+        output.write_result(card, "html", args.html, args.color)
+        complain(f"the scorecard is in {args.html}")
+    if args.save:
+        run_options.save_run(card, args)
+
+
+def paths_of_run(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the files of the ranks of one run; only the first if the processes are separate runs."""
+    if len(paths) < 2 or any((load(path).world_size or 1) < 2 for path in paths):
+        return paths[:1]
+    return paths
+
+
+def run_repeated(args: Namespace, options: dict[str, object]) -> int:
+    """Run the command several times, in turns with the other one if there is one, and compare.
+
+    Return the gate's exit code when two commands were compared, else 0.
+    """
+    commands = [["-m", *args.command] if args.as_module else args.command]
+    if args.versus is not None:
+        commands.append(shlex.split(args.versus))
+    files = run_in_turns(commands, args.repeat or 1, Path(args.output), options, complain)
+    cards = [[grade(args, paths_of_run(paths)) for paths in runs] for runs in files]
+    for card in cards[0]:
+        keep(args, card)
+    result: Result
+    if len(cards) == 1:
+        from stepgrade.compare.runs import repeats_of
+
+        result, code = repeats_of(cards[0]), EXIT_OK
+    else:
+        from stepgrade.gating.run import gate
+
+        report = gate(cards[0], baseline=cards[1], config=run_options.config_from(args))
+        result, code = report, report.exit_code
+    if not args.quiet:
+        output.write_result(result, "terminal", None, args.color)
+    return code

@@ -65,14 +65,12 @@ def naming_origin(run: Callable[[Namespace], int], options: Namespace, origins: 
 
 def run_keys() -> dict[str, argparse.Action]:
     """Return the options that describe a run, by their key in `[run]`: the flag with _ for -."""
-    from stepgrade.cli import memory_options, run_options
+    from stepgrade.cli import run_options
 
     parser = Parser(prog="run", description=None)
     own = set(parser.flags())
     run_options.add_setup_options(parser)
-    memory_options.add_sharding_options(parser)
-    memory_options.add_memory_options(parser)
-    run_options.add_figure_options(parser)
+    parser.add(*run_options.SHARDING, *run_options.MEMORY, *run_options.MEASURED)
     measured = "--throughput"  # of one measurement, not of the run
     options = (each for each in parser.options() if not {*own, measured} & {*each.option_strings})
     return {key_of(each): each for each in options}

@@ -16,17 +16,20 @@ A log beside a trace belongs to the same run. Files may be gzipped, and - reads 
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING, BinaryIO
 
 from stepgrade.cli import contract_v1, output, run_options
-from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
-from stepgrade.cli.streams import complain
-from stepgrade.cli.timeline import check_timeline, write_timeline
+from stepgrade.cli.parser import CONTRACT, READING, Parser, add_output_options, option
+from stepgrade.cli.streams import complain, progress_line
 from stepgrade.contract import TrainingScorecard
+from stepgrade.errors import BadOption
 from stepgrade.gating.fail_on import check_conditions, decide, parse_condition
-from stepgrade.grading import score
 from stepgrade.loading import load_baseline
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report import FORMATS
+
+if TYPE_CHECKING:
+    from stepgrade.report.perfetto import Shown
 
 _PERFETTO = "perfetto"
 
@@ -34,28 +37,23 @@ _PERFETTO = "perfetto"
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_sources(parser)
-    add = parser.add_argument
-    add("--baseline", metavar="FILE", help="an earlier run: its scorecard (JSON) or profile")
-    add(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="WHAT",
-        help="exit with 1 on warning, critical or, say, grade:C",
+    parser.add(
+        option("--baseline FILE", "an earlier run: its scorecard (JSON) or profile"),
+        option("--fail-on WHAT ...", "exit with 1 on warning, critical or a grade, such as grade:C"),
+        run_options.ALLOW_DIFFERENT,
+        run_options.CONFIG,
+        CONTRACT,
     )
-    run_options.add_allow_different_option(parser)
-    run_options.add_config_option(parser)
-    add_contract_option(parser)
-    run_options.add_figure_options(parser)
+    parser.add(*run_options.MEASURED, group="measured")
     run_options.add_setup_options(parser)
     run_options.add_save_options(parser)
-    add_input_options(parser)
+    parser.add(*READING, group="reading")
     add_output_options(parser, (*FORMATS, _PERFETTO))
     parser.show_first("--device --model --throughput --baseline --fail-on --save --format --output")
 
 
 def run(args: Namespace) -> int:
-    """Print the scorecard; return 1 when a condition of --fail-on holds, 3 when that cannot be told."""
+    """Print the scorecard; return 1 when a condition of --fail-on holds, 3 when it cannot be decided."""
     conditions = [parse_condition(text) for text in args.fail_on]
     check_conditions(conditions, has_baseline=args.baseline is not None)
     card: Scorecard | TrainingScorecard
@@ -65,7 +63,20 @@ def run(args: Namespace) -> int:
         card, comparable = contract_v1.score_v1(args), args.baseline is not None
         output.write_raw(contract_v1.render_v1(card, to=args.format), args.output)
     else:
-        card = _score(args)
+        if args.model is None:
+            run_options.setup_from(args)  # invalid options are refused before anything is read
+        profile = run_options.load_run(args)
+        setup, before = run_options.setup_from(args, profile), None
+        if args.baseline is not None:
+            before = load_baseline(args.baseline, max_bytes=args.max_bytes, max_memory=args.max_memory)
+        allowed = args.allow_different
+        card = run_options.score_run(args, profile, baseline=before, setup=setup, allow_different=allowed)
+        if args.format == _PERFETTO:
+            write_timeline(card, args, args.output)
+        else:
+            output.write_result(card, args.format, args.output, args.color)
+        if args.save:
+            run_options.save_run(card, args)
         comparable = bool(card.compared)
     decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
     for reason in decision.reasons:
@@ -73,28 +84,26 @@ def run(args: Namespace) -> int:
     return decision.exit_code
 
 
-def _score(args: Namespace) -> Scorecard:
-    if args.model is None:
-        run_options.setup_from(args)  # nonsense is refused before anything is read
-    profile = run_options.load_run(args)
-    setup = run_options.setup_from(args, profile)
-    before = None
-    if args.baseline is not None:
-        before = load_baseline(args.baseline, max_bytes=args.max_bytes, max_memory=args.max_memory)
-    card = score(
-        profile,
-        baseline=before,
-        setup=setup,
-        config=run_options.config_from(args),
-        allow_different=args.allow_different,
-        throughput_tok_s=args.throughput_tok_s,
-        tokens_per_step=args.tokens_per_step,
-        work=args.work,
-    )
-    if args.format == _PERFETTO:
-        write_timeline(card, args, args.output)
-    else:
-        output.write_result(card, args.format, args.output, args.color)
-    if args.save:
-        run_options.save_run(card, args)
-    return card
+def check_timeline(args: Namespace) -> None:
+    """Raise BadOption for what has no timeline, before anything is read."""
+    if "-" in args.sources:
+        raise BadOption("a timeline needs a file: standard input can be read only once", field="to")
+    if "contract" in args and args.contract == "v1":
+        raise BadOption("contract v1 has no timeline", field="to", hint="omit --contract v1")
+
+
+def write_timeline(card: Scorecard, args: Namespace, path: str | None) -> Shown | None:
+    """Write the traces of the command line once more, aligned and annotated; return what to show first."""
+    from stepgrade.readers.ranks import read_again  # only for this format
+    from stepgrade.report import perfetto
+
+    shown: list[Shown | None] = []
+    with progress_line() as line:
+
+        def write(file: BinaryIO) -> None:
+            shown.append(perfetto.write(card, traces, file))
+
+        options = run_options.read_options(args, line)
+        with read_again(args.sources, card.source, args.input_format, options) as traces:
+            output.write_bytes(write, path)
+    return shown[0]

@@ -1,17 +1,38 @@
-"""The process's own streams: a full disk, a closed pipe or no stream at all is no reason for a traceback."""
+"""The process's own streams: a full disk, a closed pipe or a missing stream never ends in a traceback."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from stepgrade.errors import BadInput, crash_text, without_tokens
+from stepgrade.units import show_bytes, show_ms
 
 _STANDARD_OUTPUT = "standard output"
 _MESSAGE_CELLS = 1000
+# A progress line appears after a while, and is written again at most this often.
+_SILENT_SECONDS = 1.0
+_BETWEEN_SECONDS = 0.1
+_BETWEEN_STEPS_SECONDS = 0.5
+_CLEAR_LINE = "\r\x1b[K"
+_DEFAULT_COLUMNS = 80
+_COLUMN_DIGITS = 6
+
+
+def columns_of(stream: TextIO | None) -> int:
+    """Return the width of what is shown on a stream: COLUMNS, else the terminal's, else 80."""
+    columns = os.environ.get("COLUMNS", "")[:_COLUMN_DIGITS]
+    if columns.isascii() and columns.isdecimal() and int(columns):
+        return int(columns)
+    with suppress(OSError, ValueError):
+        if stream is not None and stream.isatty():
+            return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
+    return _DEFAULT_COLUMNS
 
 
 def send(text: str) -> bool:
@@ -92,3 +113,59 @@ def _let_go() -> None:
     """Send what is still buffered nowhere, so that Python does not fail on it at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def progress_line(*, quiet: bool = False) -> Iterator[ProgressLine | None]:
+    """Yield a line on the terminal that is cleared at the end; None when nobody would see it."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    line = ProgressLine()
+    try:
+        yield line
+    finally:
+        line.clear()
+
+
+class ProgressLine:
+    """One line that is written over, ten times a second at most."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SILENT_SECONDS
+        self._shown = False
+        self._last = (0, time.monotonic())
+        self._ranks = ""
+
+    def count_ranks(self, done: int, total: int) -> None:
+        """Keep how many ranks are read, for the next time that the line is shown."""
+        self._ranks = f"{done} of {total} ranks, " if total > 1 else ""
+
+    def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
+        """Show how much of the input is read."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next, self._shown = now + _BETWEEN_SECONDS, True
+        share = f" of {show_bytes(total_bytes)}, {done_bytes / total_bytes:.0%}" if total_bytes else ""
+        self._write(f"{_CLEAR_LINE}reading: {self._ranks}{show_bytes(done_bytes)}{share}")
+
+    def show_steps(self, steps: int) -> None:
+        """Show how many steps are recorded, and how long one takes."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        (before, since), self._last = self._last, (steps, now)
+        self._next, self._shown = now + _BETWEEN_STEPS_SECONDS, True
+        per_step = show_ms((now - since) * 1e3 / max(1, steps - before))
+        self._write(f"{_CLEAR_LINE}recording: step {steps}, {per_step} per step; Ctrl-C ends it")
+
+    def clear(self) -> None:
+        """Remove the line, if it was ever shown."""
+        if self._shown:
+            self._write(_CLEAR_LINE)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # continue without the terminal
+            sys.stderr.write(text)
+            sys.stderr.flush()

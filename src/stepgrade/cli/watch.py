@@ -1,4 +1,4 @@
-"""Follow a log, or the journal of a recording, while the run goes on.
+"""Follow the log or the journal of a run while it trains.
 
 In a terminal the figures are redrawn in place; in a pipe there is one plain line a minute. The file may be
 truncated, replaced, or still without a step. Stop with Ctrl-C.
@@ -13,14 +13,12 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from contextlib import suppress
 
 from stepgrade.cli import run_options
-from stepgrade.cli.parser import Parser
+from stepgrade.cli.parser import Parser, option
 from stepgrade.cli.streams import send
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK, BadOption, NotMeasured
-from stepgrade.grading import score
-from stepgrade.model import Profile
-from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.logs.follow import Followed
 from stepgrade.readers.logs.own import dialects_from
 from stepgrade.report import watch
@@ -34,12 +32,12 @@ _UP, _CLEAR = "\x1b[{}A", "\x1b[J"
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add_argument("source", metavar="FILE", help="the log or journal")
-    parser.add_argument(
-        "--every", type=float, metavar="S", help="seconds between updates (default: 2; in a pipe 60)"
+    parser.add(
+        option("--every S", "seconds between updates (default: 2; in a pipe 60)"),
+        option("--once", "show the current state and exit"),
     )
-    parser.add_argument("--once", action="store_true", help="show the current state and exit")
-    run_options.add_figure_options(parser)
-    run_options.add_config_option(parser)
+    parser.add(*run_options.MEASURED, group="measured")
+    parser.add(run_options.CONFIG)
     run_options.add_setup_options(parser)
     parser.show_first("--every --once --device --model --batch --seq --config")
 
@@ -54,11 +52,29 @@ def run(args: Namespace) -> int:
     followed, drawn, code = Followed(args.source, own), 0, EXIT_NOT_MEASURED
     try:
         while True:
-            profile = followed.look()
-            card = _scored(profile, args) if profile is not None else None
+            profile, card = followed.look(), None
+            shown: dict[str, str] = {"step": "none so far"}
+            warned: tuple[str, ...] = ()
+            with suppress(NotMeasured):
+                if profile is not None:
+                    setup = run_options.setup_from(args, profile)
+                    card, code = run_options.score_run(args, profile, setup=setup), EXIT_OK
             if profile is not None and card is not None:
-                code = EXIT_OK
-            drawn = _show(args.source, followed, profile, card, drawn if is_terminal else None)
+                log, changed_at = profile.log, followed.changed_at
+                silent_s = max(0.0, time.time() - changed_at) if changed_at is not None else None
+                is_over = log is None or (log.total_steps is not None and log.step[-1] >= log.total_steps)
+                usual_s = median(log.wall_s) if log is not None and not is_over else None
+                shown, warned = watch.facts(card, log, silent_s), watch.alarms(card, silent_s, usual_s)
+            if followed.begun_again:
+                often = f" {followed.begun_again} times" if followed.begun_again > 1 else ""
+                shown["file"] = f"was truncated or replaced{often}"
+            clock = time.strftime("%H:%M:%S")
+            if is_terminal:  # over what was drawn before
+                rows = watch.screen(args.source, clock, shown, warned)
+                send((_UP.format(drawn) if drawn else "") + "\r" + _CLEAR + "\n".join(rows) + "\n")
+                drawn = len(rows)
+            else:
+                send(watch.line(clock, shown, warned) + "\n")
             if args.once:
                 return code
             time.sleep(every)
@@ -66,42 +82,3 @@ def run(args: Namespace) -> int:
         return code
     finally:
         followed.close()
-
-
-def _scored(profile: Profile, args: Namespace) -> Scorecard | None:
-    try:
-        return score(
-            profile,
-            setup=run_options.setup_from(args, profile),
-            config=run_options.config_from(args),
-            throughput_tok_s=args.throughput_tok_s,
-            tokens_per_step=args.tokens_per_step,
-            work=args.work,
-        )
-    except NotMeasured:
-        return None
-
-
-def _show(
-    path: str, followed: Followed, profile: Profile | None, card: Scorecard | None, drawn: int | None
-) -> int:
-    """Write a line, or redraw the last `drawn` lines of the terminal; return how many were drawn."""
-    clock = time.strftime("%H:%M:%S")
-    shown: dict[str, str] = {"step": "none so far"}
-    warned: tuple[str, ...] = ()
-    if profile is not None and card is not None:
-        silent_s = max(0.0, time.time() - followed.changed_at) if followed.changed_at is not None else None
-        log = profile.log
-        is_over = log is None or (log.total_steps is not None and log.step[-1] >= log.total_steps)
-        usual_s = median(log.wall_s) if log is not None and not is_over else None
-        shown, warned = watch.facts(card, profile.log, silent_s), watch.alarms(card, silent_s, usual_s)
-    if followed.begun_again:
-        shown["file"] = "was truncated or replaced" + (
-            f" {followed.begun_again} times" if followed.begun_again > 1 else ""
-        )
-    if drawn is None:
-        send(watch.line(clock, shown, warned) + "\n")
-        return 0
-    rows = watch.screen(path, clock, shown, warned)
-    send((_UP.format(drawn) if drawn else "") + "\r" + _CLEAR + "\n".join(rows) + "\n")
-    return len(rows)

@@ -21,8 +21,9 @@ import re
 from argparse import Namespace
 
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_options
-from stepgrade.cli.run_options import WORK, step_range
+from stepgrade.cli.parser import READING, Parser, add_output_options, option
+from stepgrade.cli.run_options import STEPS, TOKENS_PER_STEP, WORK, read_options
+from stepgrade.cli.streams import progress_line
 from stepgrade.errors import EXIT_OK
 from stepgrade.hardware.setup import Setup
 
@@ -30,31 +31,16 @@ from stepgrade.hardware.setup import Setup
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="traces of one run")
-    add = parser.add_argument_group("changes").add_argument
-    often = "may be repeated"
-    add(
-        "--faster",
-        action="append",
-        default=[],
-        type=named_speed,
-        metavar="WHAT=SPEED",
-        help=f"gemm=2x; {often}",
+    parser.add(
+        option("--faster WHAT=SPEED ...", "gemm=2x; may be repeated", type=named_speed),
+        option("--without WHAT ...", "as if it took no time; may be repeated"),
+        option("--link SPEED", "data moves this much faster: 2x", dest="link_speed", type=speed),
+        option("--launches N", "launches per step; 0 is one CUDA graph"),
+        group="changes",
     )
-    add("--without", action="append", default=[], metavar="WHAT", help=f"as if it took no time; {often}")
-    add(
-        "--link",
-        dest="link_speed",
-        type=speed,
-        metavar="SPEED",
-        help="data moves this much faster: 2x",
-    )
-    add("--launches", type=int, metavar="N", help="launches per step; 0 is one CUDA graph")
-    add = parser.add_argument
-    add("--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7")
-    add("--device", metavar="KEY", help="accelerator to grade against (see stepgrade devices)")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to compute the throughput")
-    add("--work", choices=WORK, help="what the steps do, if the source does not show it")
-    add_input_options(parser)
+    device = option("--device KEY", "accelerator to grade against (see stepgrade devices)")
+    parser.add(STEPS, device, TOKENS_PER_STEP, WORK)
+    parser.add(*READING, group="reading")
     add_output_options(parser)
     parser.show_first("--faster --without --link --launches --steps --format --output")
 
@@ -62,9 +48,7 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the step with each change."""
     # What needs numpy is imported here: the help does without.
-    from stepgrade.cli.progress import progress_line
     from stepgrade.readers.ranks import read_ranks
-    from stepgrade.readers.source import ReadOptions
     from stepgrade.whatif import AssumedChange, what_if
 
     changes = [AssumedChange(what=what, speed=times) for what, times in args.faster]
@@ -74,20 +58,9 @@ def run(args: Namespace) -> int:
     if args.launches is not None:
         changes.append(AssumedChange(what="launches", launches=args.launches))
     with progress_line() as line:
-        options = ReadOptions(
-            steps=args.steps,
-            max_bytes=args.max_bytes,
-            max_memory=args.max_memory,
-            progress=line.show_bytes if line else None,
-        )
-        traces = read_ranks(args.sources, args.input_format, options)
-        found = what_if(
-            traces,
-            changes,
-            setup=Setup(device=args.device),
-            tokens_per_step=args.tokens_per_step,
-            work=args.work,
-        )
+        traces = read_ranks(args.sources, args.input_format, read_options(args, line))
+        figures = {"tokens_per_step": args.tokens_per_step, "work": args.work}
+        found = what_if(traces, changes, setup=Setup(device=args.device), **figures)
     output.write_result(found, args.format, args.output, args.color)
     return EXIT_OK
 

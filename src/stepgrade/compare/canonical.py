@@ -1,4 +1,4 @@
-"""Match the operations of two runtimes by what they are in a model (class, role, direction), not by name."""
+"""Match the operations of two runtimes by class, role and direction, and split the gap of their steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from msgspec import Struct, structs
 
 from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
-from stepgrade.naming.roles import class_of, direction_of, role_of
+from stepgrade.model.ledger import ACCOUNTS
+from stepgrade.naming.work_class import class_of, direction_of, role_of
 from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes
+from stepgrade.units import NS_PER_MS
 
 Key: TypeAlias = tuple[str | None, ...]
 Level: TypeAlias = Callable[[PartTime], Key]
@@ -152,11 +154,7 @@ def _name(key: Key) -> str:
 
 def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
     gap = ours.ms - theirs.ms
-    count = 0.0
-    if ours.calls and theirs.calls:
-        # Extra calls are charged at the mean time per call of both runtimes.
-        per_call = (ours.ms / ours.calls + theirs.ms / theirs.calls) / 2.0
-        count = (ours.calls - theirs.calls) * per_call
+    count = by_amount((ours.calls, ours.ms), (theirs.calls, theirs.ms))
     # A wider precision explains longer calls only up to the data sheets' ratio.
     precision = 0.0
     narrow, wide = _COST.get(theirs.dtype or ""), _COST.get(ours.dtype or "")
@@ -178,3 +176,136 @@ def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
         precision_ms=precision,
         extra_kernels=ours.kernels - theirs.kernels if ours.kernels and theirs.kernels else None,
     )
+
+
+def by_amount(ours: tuple[float | None, float], theirs: tuple[float | None, float]) -> float:
+    """Return the part of a difference in time that the amounts explain, at the mean time per unit."""
+    if not ours[0] or not theirs[0]:
+        return 0.0
+    return (ours[0] - theirs[0]) * ((ours[1] / ours[0] + theirs[1] / theirs[0]) / 2.0)
+
+
+class GapPart(Struct, frozen=True, kw_only=True):
+    """A part of the gap; positive if it makes ours slower. `share` is of the whole gap."""
+
+    name: str
+    kind: str  # operation, one_sided, concurrency, communication, overlap, launches, wait, ranks, outside
+    ms: float
+    share: float | None
+
+
+class Decomposition(Struct, frozen=True, kw_only=True):
+    """Our step against theirs for the same number of tokens; the parts add up to `gap_ms`."""
+
+    ours_ms: float
+    theirs_ms: float
+    gap_ms: float
+    tokens_scale: float  # our tokens per step over theirs; their times are multiplied by it
+    parts: tuple[GapPart, ...]
+
+
+class _Times(Struct, frozen=True, kw_only=True):
+    """Where the time of a run's step goes, in milliseconds, scaled to our tokens."""
+
+    step: float
+    mean_rank: float
+    accounts: dict[str, float]
+    work: float
+    communication: float
+    launches: float
+
+
+Part = tuple[str, str, float]  # kind, name, milliseconds
+
+
+def decompose(
+    ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], matched: Matched, scale: float
+) -> Decomposition | None:
+    """Split the gap between the typical steps into parts; None if a run has no step time."""
+    if not ours[1].typical_ms or not theirs[1].typical_ms:
+        return None
+    our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
+    their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
+    left, right = _times(*ours, our_work, 1.0), _times(*theirs, their_work, scale)
+    parts: list[Part] = []
+    for gap in matched.gaps:
+        has_calls = gap.ours.calls and gap.theirs.calls
+        longer = ("longer calls", "shorter calls") if has_calls else ("slower", "faster")
+        wider = ("wider precision", "narrower precision")
+        parts += [
+            _part("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name),
+            _part("operation", gap.per_call_ms, longer, gap.name),
+            _part("operation", gap.precision_ms, wider, gap.name),
+        ]
+    our_ops, their_ops = matched.only_ours, matched.only_theirs
+    for name in dict.fromkeys((*our_ops, *their_ops)):
+        where = "in both, kind not known" if name in our_ops and name in their_ops else "only ours"
+        words = where if name in our_ops else "only theirs"
+        parts.append(("one_sided", f"{name}: {words}", our_ops.get(name, 0.0) - their_ops.get(name, 0.0)))
+    if left.accounts and right.accounts:
+        # What runs at once, and the accounts of the device's time. Exposed communication is split into its
+        # amount and its overlap, waiting for the host into the number of launches and the wait for each.
+        gaps = {name: ns - right.accounts[name] for name, ns in left.accounts.items()}
+        exposed, idle = "exposed_communication", "idle_host"
+        more_sent, more_launches = (
+            by_amount((amounts[0], left.accounts[name]), (amounts[1], right.accounts[name]))
+            for name, amounts in (
+                (exposed, (left.communication, right.communication)),
+                (idle, (left.launches, right.launches)),
+            )
+        )
+        hidden = (left.accounts["compute"] - left.work) - (right.accounts["compute"] - right.work)
+        less_hidden = ("less communication hidden", "more communication hidden")
+        longer = ("longer waits for the host", "shorter waits for the host")
+        parts += [
+            _part("concurrency", hidden, ("fewer operations at once", "more operations at once")),
+            _part("communication", more_sent, ("more communication", "less communication")),
+            _part("overlap", gaps[exposed] - more_sent, less_hidden),
+            _part("launches", more_launches, ("more launches", "fewer launches")),
+            _part("launches", gaps[idle] - more_launches, longer),
+            *(("wait", account.gap, gaps[name]) for name, account in ACCOUNTS.items() if account.gap),
+        ]
+        apart = (left.step - left.mean_rank) - (right.step - right.mean_rank)
+        parts.append(("ranks", "ranks that are apart", apart))
+    else:
+        outside = (left.step - left.work) - (right.step - right.work)
+        parts.append(("outside", "outside of the operations", outside))
+    gap_ms = left.step - right.step
+    return Decomposition(
+        ours_ms=left.step,
+        theirs_ms=right.step,
+        gap_ms=gap_ms,
+        tokens_scale=scale,
+        parts=tuple(
+            GapPart(name=name, kind=kind, ms=ms, share=ms / gap_ms if gap_ms else None)
+            for kind, name, ms in sorted(parts, key=lambda part: (-abs(part[2]), part[1]))
+            if ms
+        ),
+    )
+
+
+def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
+    ledger, step = profile.ledger, (times.typical_ms or 0.0) * scale
+    # The profile's times per step are means; the gap is between typical steps.
+    step_scale = times.scale * scale
+    accounts: dict[str, float] = {}
+    mean_rank = step
+    if ledger is not None and ledger.total:
+        ranks = max(1, len(profile.ranks))
+        per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
+        accounts = {name: ns * per_step for name, ns in ledger.known().items()}
+        mean_rank = ledger.total * per_step
+    return _Times(
+        step=step,
+        mean_rank=mean_rank,
+        accounts=accounts,
+        work=work,
+        communication=profile.activity.communication_ms * step_scale if profile.activity else 0.0,
+        launches=(profile.launches_per_step or 0.0) * scale,
+    )
+
+
+def _part(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:
+    """Return a part, named by the first word if it makes ours slower, else by the second."""
+    word = words[0] if ms >= 0.0 else words[1]
+    return kind, f"{name}: {word}" if name else word, ms

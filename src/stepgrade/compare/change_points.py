@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.compare.noise import critical
-from stepgrade.model.run import ChangePoint
+from stepgrade.model.comparison import ChangePoint
 from stepgrade.statistics import MAD_TO_SIGMA
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,13 @@ def change_points(
     least = max(2, least_segment)
     if len(series) < 2 * least:
         return ()
-    calm = _without_spikes(series, least)
+    # Clip outliers from the running median, which a level of `least` points shifts. The window is odd, so its
+    # middle element is the median; np.median would also check for NaN.
+    padded = np.pad(series, least - 1, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * least - 1)
+    middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
+    reach = _CLIP * max(MAD_TO_SIGMA * float(np.median(np.abs(series - middle))), 1e-12)
+    calm = middle + np.clip(series - middle, -reach, reach)
     points = _candidates(calm, least)
     while points:
         scores = _scores(calm, points, least_change)
@@ -65,18 +71,6 @@ def last_level(values: Sequence[float]) -> int:
     return found[-1].index if found else 0
 
 
-def _without_spikes(series: Floats, least: int) -> Floats:
-    """Clip outliers from the running median, which a level of `least` points shifts."""
-    width = 2 * least - 1
-    padded = np.pad(series, least - 1, mode="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    # The width is odd, so the middle element is the median; np.median would also check for NaN.
-    middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
-    rest = series - middle
-    reach = _CLIP * max(MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
-    return middle + np.clip(rest, -reach, reach)
-
-
 def _candidates(series: Floats, least: int) -> list[int]:
     """Return splits, best first, each in an interval that no better one has split."""
     count = len(series)
@@ -88,9 +82,20 @@ def _candidates(series: Floats, least: int) -> list[int]:
     # Intervals of shrinking length, each overlapping its neighbours by half.
     length = float(count)
     while length >= 2 * least:
-        whole, places = math.ceil(length), 2 * math.ceil(count / length) - 1
-        starts = np.unique(np.linspace(0, count - whole, places).astype(np.int64))
-        found += _best_splits(sums, starts, whole, least, bound)
+        whole, intervals = math.ceil(length), 2 * math.ceil(count / length) - 1
+        starts = np.unique(np.linspace(0, count - whole, intervals).astype(np.int64))
+        # In each, the split with the largest standardised difference of means.
+        left = np.arange(least, whole - least + 1)
+        right = whole - left
+        splits = starts[:, None] + left
+        head = (sums[splits] - sums[starts][:, None]) / left
+        tail = (sums[starts + whole][:, None] - sums[splits]) / right
+        gains = np.abs(head - tail) * np.sqrt(left * right / whole)
+        best = np.argmax(gains, axis=1)
+        above = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
+        for row, column in zip(above.tolist(), best[above].tolist(), strict=True):
+            start = int(starts[row])
+            found.append((float(gains[row, column]), start + int(left[column]), start, start + whole))
         length /= _DECAY
     taken: list[int] = []
     for _, split, start, end in sorted(found, reverse=True):
@@ -98,24 +103,6 @@ def _candidates(series: Floats, least: int) -> list[int]:
         if index == len(taken) or taken[index] >= end:
             insort(taken, split)
     return [point for point, after in pairwise([*taken, count + least]) if after - point >= least]
-
-
-def _best_splits(
-    sums: Floats, starts: NDArray[np.int64], length: int, least: int, bound: float
-) -> Iterator[tuple[float, int, int, int]]:
-    """Yield each interval's largest standardised difference of means above the bound, its index, the ends."""
-    left = np.arange(least, length - least + 1)
-    right = length - left
-    scale = np.sqrt(left * right / length)
-    splits = starts[:, None] + left
-    head = (sums[splits] - sums[starts][:, None]) / left
-    tail = (sums[starts + length][:, None] - sums[splits]) / right
-    gains = np.abs(head - tail) * scale
-    best = np.argmax(gains, axis=1)
-    above = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
-    for row, column in zip(above.tolist(), best[above].tolist(), strict=True):
-        start = int(starts[row])
-        yield float(gains[row, column]), start + int(left[column]), start, start + length
 
 
 def _scores(series: Floats, points: list[int], least_change: float) -> list[float]:

@@ -10,7 +10,8 @@ from msgspec.structs import asdict
 
 from stepgrade.errors import BadOption, did_you_mean
 from stepgrade.hardware.cost.plan import short_dtype
-from stepgrade.model import Fingerprint, Note
+from stepgrade.model import Note
+from stepgrade.model.scorecard import Fingerprint
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__

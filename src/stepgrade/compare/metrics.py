@@ -10,14 +10,14 @@ from msgspec import structs
 from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed
 from stepgrade.compare.noise import FEWEST_RUNS, RunNoise, Sample, known_noise, noise_of, without_accidents
 from stepgrade.config import Sensitivity
-from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome
+from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import StepTimes, step_times
 from stepgrade.statistics import mean
 from stepgrade.units import show_count, show_delta, show_share
 
-# 99.5 % confidence, two-sided: at most 1 % of identical runs may raise a false alarm.
-LEVEL = 0.005
+# 99 % confidence, two-sided: at most 1 % of identical runs may raise a false alarm.
+LEVEL = 0.01
 # The metrics that are compared, and where a run has them.
 COMPARED: dict[str, Callable[[Baseline], float | None]] = {
     "step_time_ms": lambda run: run.step_ms,
@@ -93,6 +93,19 @@ def change_of(
     noise = run_noise.reported
     effect = effect_of(now, before, run_noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
+    worst = effect.near_high if metric.worse == "up" else -effect.near_low
+    if noise.basis == "same":
+        why = "the same run as the baseline"
+    elif outcome in ("regressed", "improved"):
+        why = f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
+    elif effect.is_other_kind:
+        why = "no further from the others than an earlier run was: perhaps a machine of another kind"
+    elif outcome == "cannot tell":
+        why = f"within the noise, but {show_share(worst)} worse cannot be ruled out"
+    elif effect.low <= 0.0 <= effect.high:
+        why = f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
+    else:
+        why = f"beyond the noise, but no more than the {show_share(sensitivity.allow, 0)} that counts"
     return MetricChange(
         metric=metric.name,
         outcome=outcome,
@@ -107,9 +120,7 @@ def change_of(
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
-        why="the same run as the baseline"
-        if noise.basis == "same"
-        else _why(effect, metric, outcome, sensitivity),
+        why=why,
         more=_what_would_decide(effect, now, before, noise, sensitivity) if outcome == "cannot tell" else "",
     )
 
@@ -131,19 +142,6 @@ def _level(sample: Sample) -> float:
     if len(sample.values) == 1:
         return sample.values[0]
     return math.exp(mean(without_accidents(sample.logs)))
-
-
-def _why(effect: Effect, metric: Metric, outcome: Outcome, sensitivity: Sensitivity) -> str:
-    if outcome in ("regressed", "improved"):
-        return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
-    if effect.is_other_kind:
-        return "no further from the others than an earlier run was: perhaps a machine of another kind"
-    worst = effect.near_high if metric.worse == "up" else -effect.near_low
-    if outcome == "no change" and not effect.low <= 0.0 <= effect.high:
-        return f"beyond the noise, but no more than the {show_share(sensitivity.allow, 0)} that counts"
-    if outcome == "no change":
-        return f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
-    return f"within the noise, but {show_share(worst)} worse cannot be ruled out"
 
 
 def _what_would_decide(

@@ -2,11 +2,20 @@
 
 The width of the noise between runs is not a number but a belief: a grid of widths, each with a weight. It
 starts from what is usual, on other machines or in the same project's other runs, and every earlier run moves
-it. Each width is there twice, as normal noise and as noise with heavy tails (Student's, three degrees), for
-shared machines and clusters of two kinds of nodes give runs that no normal distribution would. What the steps
-of a run leave open is normal, and comes on top: runs that differ no more than their steps explain show that
-there is little noise between runs, of whatever shape. What noise alone would show is the average over the
+it. What the steps of a run leave open is normal, and comes on top: runs that differ no more than their steps
+explain show that there is little noise between runs. What noise alone would show is the average over the
 grid, so that little knowledge makes a wide interval by itself.
+
+Two ways of not being normal have a share of the belief. Each width is there with heavy tails too (Student's,
+three degrees): with a small prior probability, since the runs themselves show them. What earlier runs cannot
+show is a machine of a kind that none of them ran on. After n runs of one kind the next is of another with a
+probability of 1 / (n + 2) (Laplace's rule of succession), and then normally a few percent off. That keeps 5 %
+to 7 % from being an alarm after few runs, and costs hardly any power above 10 %. Runs that agree as well as
+their steps allow come from one machine, and have no such share.
+
+The constants were chosen by simulation (`benchmarks/regression.py grid`, table in docs/regressions.md): at
+most 1 % false alarms over normal, heavy-tailed and two-kind noise with 3 to 30 earlier runs, then the most
+slowdowns found.
 """
 
 from __future__ import annotations
@@ -26,21 +35,21 @@ LEAST_RUNS = 5
 FEWEST_RUNS = 3
 # Times never agree better than this, except in a history with copies of one file.
 LEAST_TIME_NOISE = 0.005
-# The prior: its median as a share of the largest noise reported, and its width: two thirds of machines are
-# within a factor of two (the exponential of 0.7).
+# The prior: its mode as a share of the largest noise reported, and its widths (of the logarithm) below and
+# above it. It reaches further up: three runs of a noisy machine may agree by chance.
 USUAL_SHARE = 0.108
-_USUAL_FACTOR = 0.7
+_USUAL_FACTORS = (0.8, 1.3)
 # The prior is narrower with other runs of the same project, which share its machines.
-_POOLED_FACTOR = 0.5
+_POOLED_FACTORS = (0.5, 0.5)
 # Runs with more step noise also differ more from each other.
 _OF_STEPS = 0.5
-# Ten runs outweigh the prior.
-_MANY_RUNS = 10
-_HINT_FACTOR = 0.95
-# Prior probability of heavy tails; part of it depends on the number of runs, since few seldom show them.
-_HEAVY_WEIGHT = 0.4
-_HEAVY_UNSEEN = 5.0
-_HEAVY_MOST = 0.9
+# Prior probability of heavy tails, and of fewer than ten runs, which seldom show them, times their number.
+_HEAVY_WEIGHT = 0.03
+_HEAVY_UNSEEN = 0.3
+# How far machines of an unseen kind are off, and the noise between runs from which on they are likely, as
+# shares of the largest noise reported: 4 % and 0.74 % for times.
+_KIND_SHARE = 0.31
+_KIND_FROM = 0.057
 # Student's t with three degrees of freedom as a mixture of normals: (weight, variance in squared scales).
 HEAVY_TAILS = (
     (0.0833, 0.346),
@@ -97,6 +106,7 @@ class Width(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     freedom: int = KNOWN_EXACTLY  # degrees of freedom
     has_heavy_tails: bool = False  # Student's t with three degrees of freedom; `sigma` is its scale
+    kind_sigma: float = 0.0  # of the new runs' machine, if it is of a kind that was not seen yet
 
 
 class RunNoise(Struct, frozen=True, kw_only=True):
@@ -140,11 +150,15 @@ def noise_of(
     repeated = [log - level_now for log in now.logs] if len(now.values) > 1 else []
     apart = [log - level for log in before.logs] + repeated
     seen = len(before.values) - 1 + len(now.values) - 1
-    factor = _USUAL_FACTOR if pooled is None else _POOLED_FACTOR
-    if seen + 1 >= _MANY_RUNS:
-        factor = _HINT_FACTOR
-    heavy_weight = min(_HEAVY_MOST, _HEAVY_WEIGHT + _HEAVY_UNSEEN / (seen + 1)) if metric.heavy_tails else 0.0
-    prior = _Prior(center=usual, factor=factor, heavy_weight=heavy_weight)
+    prior = _Prior(center=usual, factors=_USUAL_FACTORS if pooled is None else _POOLED_FACTORS)
+    if metric.heavy_tails:
+        prior = structs.replace(
+            prior,
+            heavy_weight=max(_HEAVY_WEIGHT, _HEAVY_UNSEEN / (seen + 1)),
+            kind_weight=1.0 / (len(before.values) + 2.0),
+            kind_sigma=math.log1p(_KIND_SHARE * metric.assumed_noise),
+            kind_from=math.log1p(_KIND_FROM * metric.assumed_noise),
+        )
     widths = _weighed(apart, seen, before.step_variance, prior, least)
     if is_measured:
         squares = math.fsum((log - level) ** 2 for log in earlier) + math.fsum(log * log for log in repeated)
@@ -152,18 +166,26 @@ def noise_of(
         share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
         basis: NoiseBasis = "measured" if len(earlier) >= LEAST_RUNS else "repeated"
         reported = Noise(share=share, basis=basis, freedom=freedom)
-        return RunNoise(reported=reported, widths=widths, other_kinds=_other_kinds(before.logs, earlier))
+        # Another kind of machine would explain runs that are apart from the ordinary ones, not by much, and
+        # that ordinary ones followed: the last runs may be the first of slower code.
+        last = max(index for index, log in enumerate(before.logs) if log in earlier)
+        distances = (log - level for log in before.logs[:last] if log not in earlier)
+        other_kinds = tuple(log for log in distances if abs(log) < math.log1p(_KINDS_APART))
+        return RunNoise(reported=reported, widths=widths, other_kinds=other_kinds)
     share = math.expm1(math.sqrt(math.fsum(width.weight * width.sigma**2 for width in widths)))
     reported = Noise(share=share, basis="usual" if pooled is None else "pooled", freedom=freedom)
     return RunNoise(reported=reported, widths=widths)
 
 
 class _Prior(Struct, frozen=True, kw_only=True):
-    """The prior: a log-normal width, and the probability of heavy tails."""
+    """The prior: a log-normal width, wider above its center, heavy tails, and machines of an unseen kind."""
 
     center: float
-    factor: float
-    heavy_weight: float
+    factors: tuple[float, float]
+    heavy_weight: float = 0.0
+    kind_weight: float = 0.0
+    kind_sigma: float = 0.0
+    kind_from: float = 1.0
 
 
 def _weighed(
@@ -178,9 +200,9 @@ def _weighed(
     for sigma in (_LOWEST * center * _RATIO**index for index in range(count)):
         variance = max(sigma * sigma + step_variance, math.log1p(least) ** 2)
         run_sigma = math.sqrt(max(variance - step_variance, 0.0))
-        of_width = -0.5 * (math.log(sigma / center) / prior.factor) ** 2
+        prior_log = -0.5 * (math.log(sigma / center) / prior.factors[sigma > center]) ** 2
         normal = -0.5 * freedom * math.log(variance) - squares / 2.0 / variance
-        rows.append((math.log1p(-prior.heavy_weight) + of_width + normal, Width(sigma=run_sigma)))
+        rows.append((math.log1p(-prior.heavy_weight) + prior_log + normal, Width(sigma=run_sigma)))
         if not prior.heavy_weight:
             continue
         kinds = [(share, run_sigma**2 * times + step_variance) for share, times in HEAVY_TAILS]
@@ -190,16 +212,21 @@ def _weighed(
             for log in apart
         )
         # One term per degree of freedom: the means were estimated from the same runs.
-        heavy = math.log(prior.heavy_weight) + of_width + seen * freedom / len(apart)
+        heavy = math.log(prior.heavy_weight) + prior_log + seen * freedom / len(apart)
         rows.append((heavy, Width(sigma=run_sigma, has_heavy_tails=True)))
     highest = max(log for log, _ in rows)
     weights = [math.exp(log - highest) for log, _ in rows]
     total = math.fsum(weights)
-    return tuple(
-        structs.replace(width, weight=weight / total)
-        for weight, (_, width) in zip(weights, rows, strict=True)
-        if weight > _NEGLIGIBLE * total
-    )
+    widths = []
+    for weight, (_, width) in zip(weights, rows, strict=True):
+        if weight > _NEGLIGIBLE * total:
+            fourth = width.sigma**4
+            unseen = prior.kind_weight * fourth / (fourth + prior.kind_from**4)
+            widths.append(structs.replace(width, weight=(1.0 - unseen) * weight / total))
+            if unseen > _NEGLIGIBLE:
+                other = Width(sigma=width.sigma, weight=unseen * weight / total, kind_sigma=prior.kind_sigma)
+                widths.append(other)
+    return tuple(widths)
 
 
 def without_accidents(logs: Sequence[float]) -> list[float]:
@@ -208,18 +235,6 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
         return list(logs)
     middle, deviation = median_and_spread(logs)
     return [log for log in logs if abs(log - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
-
-
-def _other_kinds(logs: Sequence[float], ordinary: Sequence[float]) -> tuple[float, ...]:
-    """Return the distances from the level that another kind of machine would explain.
-
-    They are apart from the ordinary ones, but not by much, and ordinary ones followed: what came last may be
-    the first runs of slower code.
-    """
-    level = mean(ordinary)
-    last = max(index for index, log in enumerate(logs) if log in ordinary)
-    apart = (log - level for log in logs[:last] if log not in ordinary)
-    return tuple(log for log in apart if abs(log) < math.log1p(_KINDS_APART))
 
 
 def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:

@@ -1,22 +1,21 @@
-"""Compare two runtimes operation by operation: matches, their share of the time, and gaps."""
+"""Compare runtimes operation by operation: matches, their share of the time, and gaps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from stepgrade.compare.canonical import CanonicalGap, match, parts_of
-from stepgrade.compare.decompose import Decomposition, decompose
+from stepgrade.compare.canonical import CanonicalGap, Decomposition, decompose, match, parts_of
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
 from stepgrade.contract.scorecard import add_up
-from stepgrade.errors import NotMeasured
+from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, NotMeasured
 from stepgrade.loading import profile_given
 from stepgrade.model import Note, Profile
-from stepgrade.model.notes import NotebookResult
+from stepgrade.model.notes import NotebookResult, Result
 from stepgrade.readers.source import PathLike
 from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
@@ -48,7 +47,7 @@ class ShapeGap(Struct, frozen=True, kw_only=True):
 
 
 class ParityReport(NotebookResult, frozen=True, kw_only=True):
-    """Contract v1's comparison, and how much of each side's time it speaks for.
+    """Contract v1's comparison, and how much of each side's time it covers.
 
     Ratios are ours over theirs for times and launches, theirs over ours for throughput: above 1
     ours is behind. `parity_achieved` is False when an operation of both is more than 10 % slower in ours,
@@ -115,6 +114,12 @@ def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport
     ]
     gaps.sort(key=lambda gap: gap.ratio, reverse=True)
     shares = [add_up(ops[gap.op] for gap in gaps) / add_up(ops.values()) for ops in (our_ops, their_ops)]
+    their_shapes = _ms_by_shape(theirs, their_times, scale)
+    shapes = [
+        ShapeGap(op=op, shape=shape, ours_ms=ms, theirs_ms=other, ratio=ms / other)
+        for (op, shape), ms in _ms_by_shape(ours, our_times, 1.0).items()
+        if (other := their_shapes.get((op, shape)))
+    ]
     matched = match(parts_of(ours, our_times), parts_of(theirs, their_times, scale))
     by_name = min(shares) >= LEAST_MATCHED_SHARE
     is_enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
@@ -142,7 +147,7 @@ def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport
         ours_matched_share=shares[0],
         theirs_matched_share=shares[1],
         gaps=tuple(gaps),
-        shapes=_shape_gaps((ours, our_times), (theirs, their_times), scale),
+        shapes=tuple(sorted(shapes, key=lambda gap: (gap.theirs_ms - gap.ours_ms, gap.op, gap.shape))),
         only_ours=_one_sided(our_ops, their_ops),
         only_theirs=_one_sided(their_ops, our_ops),
         matched_by="name" if by_name else matched.level,
@@ -175,28 +180,15 @@ def _ratio(top: float | None, bottom: float | None) -> float | None:
 
 
 def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
-    of_mean = ms_by_operation(profile)
-    scaled = {name: (times.typical(ms) or 0.0) * scale for name, ms in of_mean.items()}
+    mean_ms = ms_by_operation(profile)
+    scaled = {name: (times.typical(ms) or 0.0) * scale for name, ms in mean_ms.items()}
     ops = {name: ms for name, ms in scaled.items() if ms > 0.0}  # tiny values may underflow to 0
     if not ops or not profile.steps:
-        missing = "no number of steps" if any(of_mean.values()) and not profile.steps else "no operations"
+        missing = "no number of steps" if any(mean_ms.values()) and not profile.steps else "no operations"
         raise NotMeasured(
             f"{missing} in this profile, so there is nothing to compare", where=profile.source.files[0]
         )
     return ops
-
-
-def _shape_gaps(
-    ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], scale: float
-) -> tuple[ShapeGap, ...]:
-    """Return the shapes of both, most time lost first."""
-    others = _ms_by_shape(*theirs, scale)
-    found = [
-        ShapeGap(op=op, shape=shape, ours_ms=ms, theirs_ms=other, ratio=ms / other)
-        for (op, shape), ms in _ms_by_shape(*ours, 1.0).items()
-        if (other := others.get((op, shape)))
-    ]
-    return tuple(sorted(found, key=lambda gap: (gap.theirs_ms - gap.ours_ms, gap.op, gap.shape)))
 
 
 def _ms_by_shape(profile: Profile, times: RunTimes, scale: float) -> dict[tuple[str, str], float]:
@@ -249,7 +241,7 @@ def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float |
         notes.append(Note("matched_by_kind", text))
     ratio = report.time_ratio
     if report.behind and report.parity_achieved:
-        text = "contract v1 calls it no parity, for it looks at single operations alone"
+        text = "contract v1 reports no parity, because it looks at single operations only"
         notes.append(Note("v1_parity", text))
     if not report.behind and ratio is not None and ratio > PARITY_RATIO:
         text = f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
@@ -265,3 +257,57 @@ def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float |
         )
         notes.append(Note("different_tokens", text))
     return tuple(notes)
+
+
+class ParityMatrix(Result, frozen=True, kw_only=True):
+    """Row over column: above 1 the row is slower. None if unknown."""
+
+    runtimes: tuple[str, ...]
+    time_ratios: tuple[tuple[float | None, ...], ...]
+    parity: tuple[tuple[bool | None, ...], ...]
+    matched_shares: tuple[tuple[float, ...], ...]
+    first_against: tuple[ParityReport, ...]
+    schema_version: int = 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the matrix as its JSON has it."""
+        return super().to_dict() | {"first_against": [report.to_dict() for report in self.first_against]}
+
+
+def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:
+    """Compare every profile with every other; raise NotMeasured when one has no operations."""
+    reports = [[parity(row, column) for column in profiles] for row in profiles]
+    return ParityMatrix(
+        runtimes=names_of_runs(profiles),
+        time_ratios=tuple(tuple(report.time_ratio for report in row) for row in reports),
+        parity=tuple(tuple(report.parity_achieved for report in row) for row in reports),
+        matched_shares=tuple(
+            tuple(
+                max(
+                    min(report.ours_matched_share or 0.0, report.theirs_matched_share or 0.0),
+                    min(report.canonical_ours_share or 0.0, report.canonical_theirs_share or 0.0),
+                )
+                for report in row
+            )
+            for row in reports
+        ),
+        first_against=tuple(reports[0][1:]),
+    )
+
+
+def judge(reports: tuple[ParityReport, ...], required: float | None) -> tuple[int, tuple[str, ...]]:
+    """Return the exit code and its reasons: ours may take `required` times as long as each of the others."""
+    if required is None:
+        known = all(report.parity_achieved is not None for report in reports)
+        return (EXIT_OK if known else EXIT_NOT_MEASURED), ()
+    reasons = tuple(
+        f"{report.apr_runtime} takes {show_ratio(report.time_ratio)} the time of {report.baseline_runtime}, "
+        f"and {show_ratio(required)} is allowed"
+        for report in reports
+        if report.time_ratio is not None and report.time_ratio > required
+    )
+    if reasons:
+        return EXIT_GATE, reasons
+    if any(report.time_ratio is None for report in reports):
+        return EXIT_NOT_MEASURED, ("neither throughput nor step time is known on both sides",)
+    return EXIT_OK, ()

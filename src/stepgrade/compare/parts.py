@@ -8,6 +8,7 @@ noise between runs that is given or assumed for the step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -15,8 +16,8 @@ from stepgrade.compare.effect import p_value_of
 from stepgrade.compare.metrics import change_of
 from stepgrade.compare.noise import LEAST_RUNS, Sample, noise_of
 from stepgrade.config import Sensitivity
-from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
+from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import LEAST_PART_SHARE, step_times
 
 FALSE_SHARE = 0.01
@@ -73,8 +74,8 @@ def _samples(
     times, steps = _KINDS[kind]
     samples = []
     for runs in (now, before):
-        of_steps = [step_times(steps(run).get(name, ())) for run in runs]
-        known = [part for part in of_steps if part and part.sigma_log is not None and part.median_ms > 0.0]
+        per_step = [step_times(steps(run).get(name, ())) for run in runs]
+        known = [part for part in per_step if part and part.sigma_log is not None and part.median_ms > 0.0]
         if len(known) < len(runs):
             break
         samples.append(
@@ -150,8 +151,20 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     operations = _largest(operations, least, 2 * SHIFTS_SHOWN)
     launches = now.launches_per_step, before.launches_per_step
     calls = now.operation_calls, before.operation_calls
+    # Communication that is now exposed although it does not take longer.
+    lost = []
+    exposed, exposed_before = (_accounts_ms(run).get(_COMMUNICATION) for run in (now, before))
+    if exposed is not None and exposed_before is not None and before.step_ms:
+        total, total_before = (
+            sum(ms for name, ms in run.operations_ms.items() if re.search("nccl|c10d", name, re.IGNORECASE))
+            for run in (now, before)
+        )
+        more = exposed - exposed_before
+        if more >= 0.01 * before.step_ms and total - total_before <= more / 2.0:
+            text = "communication that computation used to hide"
+            lost.append(Shift(kind="overlap", name=text, before=exposed_before, now=exposed))
     return (
-        *_lost_overlap(now, before),
+        *lost,
         *_largest(accounts, least, SHIFTS_SHOWN),
         *_largest(phases, least, SHIFTS_SHOWN),
         *operations,
@@ -175,21 +188,6 @@ def _counts(
     """Yield a count that changed by more than 1 %."""
     if now and before and abs(now - before) > 0.01 * before:
         yield Shift(kind=kind, name=name, before=before, now=now, unit=unit)
-
-
-def _lost_overlap(now: Baseline, before: Baseline) -> Iterator[Shift]:
-    """Yield communication that is now exposed although it does not take longer."""
-    exposed, exposed_before = (_accounts_ms(run).get(_COMMUNICATION) for run in (now, before))
-    if exposed is None or exposed_before is None or not before.step_ms:
-        return
-    total, total_before = (
-        sum(ms for name, ms in run.operations_ms.items() if "nccl" in name.lower() or "c10d" in name.lower())
-        for run in (now, before)
-    )
-    more = exposed - exposed_before
-    if more >= 0.01 * before.step_ms and total - total_before <= more / 2.0:
-        name = "communication that computation used to hide"
-        yield Shift(kind="overlap", name=name, before=exposed_before, now=exposed)
 
 
 def _have_timelines(now: Baseline, before: Baseline) -> bool:

@@ -1,9 +1,11 @@
-"""Compare runs with earlier ones: a scorecard with its baseline, or the gate's runs with several."""
+"""Compare runs with earlier ones, or repeated runs with each other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stepgrade.compare.fingerprint import differences
@@ -13,10 +15,11 @@ from stepgrade.compare.parts import changed_parts, shifts_of, step_change
 from stepgrade.config import Sensitivity
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
-from stepgrade.model import Baseline, Note
-from stepgrade.model.comparison import Comparison
-from stepgrade.model.notes import texts_of
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model import Note
+from stepgrade.model.comparison import RATES, Comparison
+from stepgrade.model.notes import Result, texts_of
+from stepgrade.model.scorecard import Baseline, Scorecard
+from stepgrade.statistics import mean
 
 
 def compare_runs(
@@ -97,7 +100,7 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
     is_changed = bool(sure) or any(change.outcome in ("regressed", "improved") for change in changes)
     notes = [*card.notes]
     if missing:
-        text = f"not compared with the baseline, as one side does not have it: {', '.join(missing)}"
+        text = f"not compared with the baseline, because one side lacks it: {', '.join(missing)}"
         notes.append(Note("not_compared", text))
     for regression in found:
         if regression.metric in within_noise:
@@ -117,3 +120,42 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
         changes=changes,
         changed=shifts_of(now, baseline) if is_changed else (),
     )
+
+
+class RepeatedRun(Struct, frozen=True, kw_only=True):
+    """A run: its file, median step time, grade, and rate under the metric's name."""
+
+    file: str
+    step_ms: float | None
+    grade: str
+    rate: float | None
+    rate_metric: str
+
+
+class Repeats(Result, frozen=True, kw_only=True):
+    """Runs of one command; `noise_share` is the standard deviation of their step times, None for one run."""
+
+    runs: tuple[RepeatedRun, ...]
+    noise_share: float | None
+
+
+def repeats_of(cards: Sequence[Scorecard]) -> Repeats:
+    """Return the runs and their noise."""
+    runs = []
+    for card in cards:
+        metric = next((name for name in RATES if card.metrics[name] is not None), RATES[0])
+        runs.append(
+            RepeatedRun(
+                file=card.source.shown,
+                step_ms=card.step_time_ms,
+                grade=card.grade,
+                rate=card.metrics[metric],
+                rate_metric=metric,
+            )
+        )
+    logs = [math.log(run.step_ms) for run in runs if run.step_ms]
+    noise = None
+    if len(logs) > 1:
+        middle = mean(logs)
+        noise = math.expm1(math.sqrt(sum((log - middle) ** 2 for log in logs) / (len(logs) - 1)))
+    return Repeats(runs=tuple(runs), noise_share=noise)

@@ -7,7 +7,7 @@
 [[dialect]]   what the lines of your own logs mean: readers/logs/own.py checks it
 [files]       who may read new files
 [limits]      thresholds of the findings, and
-[rules]       ignored rules: diagnosis/settings.py checks both
+[rules]       ignored rules: diagnosis/rules/__init__.py checks both
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
     """Raise BadConfig for the first unknown name, with the nearest known one."""
     for name in given:
         if name not in known:
-            raise BadConfig(f"there is no {name!r}", where=where, hint=did_you_mean(name, known))
+            raise BadConfig(f"unknown key {name!r}", where=where, hint=did_you_mean(name, known))
 
 
 _ROWS = {"budget": Budget, "waiver": Waiver, "dialect": DialectTable}
@@ -164,23 +164,19 @@ def _converted(document: dict[str, Any], path: str) -> Config:
 
 
 def _check(config: Config, path: str) -> None:
-    gate = config.gate
-    shares = {"gate.allow": gate.allow, "gate.detect": gate.detect, "gate.run_noise": gate.run_noise}
-    bounds: dict[str, float | None] = {}
-    for number, budget in enumerate(config.budgets):
-        shares[f"budget[{number}].allow"] = budget.allow
-        shares[f"budget[{number}].detect"] = budget.detect
-        bounds[f"budget[{number}].at_most"] = budget.at_most
-        bounds[f"budget[{number}].at_least"] = budget.at_least
-    for key, share in shares.items():
-        if share is not None and not 0.0 <= share <= 10.0:
-            raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {key}")
-    for key, bound in bounds.items():
-        if bound is not None and not isfinite(bound):
-            raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {key}")
-    counted = (("budget", config.budgets), ("waiver", config.waivers), ("dialect", config.dialects))
-    for name, rows in counted:
-        if len(rows) > MOST_ROWS:
+    tables = {"gate": config.gate} | {f"budget[{number}]": row for number, row in enumerate(config.budgets)}
+    for key, table in tables.items():
+        for name in ("allow", "detect", "run_noise"):
+            share = getattr(table, name, None)
+            if share is not None and not 0.0 <= share <= 10.0:
+                where = f"{path}: {key}.{name}"
+                raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=where)
+        for name in ("at_most", "at_least"):
+            bound = getattr(table, name, None)
+            if bound is not None and not isfinite(bound):
+                raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {key}.{name}")
+    for name in _ROWS:
+        if len(getattr(config, f"{name}s")) > MOST_ROWS:
             raise BadConfig(f"more than {MOST_ROWS} entries", where=f"{path}: {name}")
     for number, waiver in enumerate(config.waivers):
         if not waiver.reason.strip():

@@ -40,7 +40,7 @@ def parse_toml(raw: bytes) -> dict[str, Any]:
         elif isinstance(value, list):
             waiting.extend((name, inner) for inner in value)
         elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-            raise ValueError(f"has a value that is too large for a whole number: {name}")
+            raise ValueError(f"has an integer that is out of range: {name}")
         elif isinstance(value, float) and value != value:  # noqa: PLR0124  NaN alone differs from itself
             raise ValueError(f"has nan where a number is needed: {name}")
     return document

@@ -14,18 +14,30 @@ from stepgrade.model.events import Inputs
 # What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 Dims = tuple[int, ...]
-_ITEM_BYTES = {
-    name: size
-    for size, names in (
-        (1, ("bool", "signed char", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2")),
-        (1, ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz", "c10::float8_e8m0fnu", "byte", "char")),
-        (2, ("c10::bfloat16", "c10::half", "bfloat16", "half", "short", "short int")),
-        (4, ("float", "int")),
-        (8, ("double", "long", "long int", "c10::complex<float>")),
-        (16, ("c10::complex<double>",)),
+# The bytes of an element of each recorded type, and the short name of the type where it is displayed.
+DTYPES = {
+    name: (size, short)
+    for size, short, names in (
+        (1, "bool", ("bool",)),
+        (1, "int8", ("signed char",)),
+        (1, "uint8", ("unsigned char",)),
+        (1, "fp8_e4m3", ("c10::float8_e4m3fn", "c10::float8_e4m3fnuz")),
+        (1, "fp8_e5m2", ("c10::float8_e5m2", "c10::float8_e5m2fnuz")),
+        (1, "", ("c10::float8_e8m0fnu", "byte", "char")),
+        (2, "bf16", ("c10::bfloat16", "bfloat16")),
+        (2, "fp16", ("c10::half", "half")),
+        (2, "int16", ("short",)),
+        (2, "", ("short int",)),
+        (4, "fp32", ("float",)),
+        (4, "int32", ("int",)),
+        (8, "fp64", ("double",)),
+        (8, "int64", ("long", "long int")),
+        (8, "", ("c10::complex<float>",)),
+        (16, "", ("c10::complex<double>",)),
     )
     for name in names
 }
+_LONGEST_VALUE = 200
 _PLAIN_VALUES = ("Int", "Bool", "Double", "Float")  # of 2021; the types of tensors are lower case
 
 
@@ -110,7 +122,7 @@ class Shapes(NamedTuple):
 def decode_shapes(inputs: Inputs, item: int | None = None) -> Shapes | None:
     """Return the decoded inputs, None if they do not have the form PyTorch writes.
 
-    `item` is how many bytes an element has whose type was not recorded, where something else tells.
+    `item` is the size in bytes of an element whose type was not recorded, where something else shows it.
     """
     try:
         dims, types, concrete, strides = (
@@ -120,14 +132,27 @@ def decode_shapes(inputs: Inputs, item: int | None = None) -> Shapes | None:
         return None
     if not all(isinstance(part, list) for part in (dims, types, concrete, strides)):
         return None
+
+    def decode_value(text: Any) -> Any:
+        """Return numbers, booleans and lists of them; None for everything else."""
+        if not isinstance(text, str):
+            return text if isinstance(text, int | float) else None
+        if not 0 < len(text) < _LONGEST_VALUE:  # every tensor's is empty
+            return None
+        try:
+            return msgspec.json.decode(text.replace("True", "true").replace("False", "false"))
+        except UNREADABLE:
+            return None
+
     sizes = tuple(decode_dims(part) for part in dims)
-    items = [None if name in _PLAIN_VALUES else _ITEM_BYTES.get(str(name).lower()) for name in types]
+    known = [None if name in _PLAIN_VALUES else DTYPES.get(str(name).lower()) for name in types]
+    items = [dtype[0] if dtype else None for dtype in known]
     nested = [part for part in dims if isinstance(part, list) and part and isinstance(part[0], list)]
     return Shapes(
         dims=sizes,
         lists=tuple(tuple(d for d in map(decode_dims, part) if d is not None) for part in nested),
         item_bytes=tuple(items if types else [item if part else None for part in sizes]),
-        concrete=tuple(_decode_value(text) for text in concrete),
+        concrete=tuple(map(decode_value, concrete)),
         strides=tuple(decode_dims(part) for part in strides),
         list_item=item or next((size for size in items if size), None),
     )
@@ -141,19 +166,6 @@ def decode_dims(sizes: Any) -> Dims | None:
         if type(size) is not int or not 0 <= size < 2**40:
             return None
     return tuple(sizes)
-
-
-def _decode_value(text: Any) -> Any:
-    """Return numbers, booleans and lists of them; None for everything else."""
-    if not isinstance(text, str):
-        return text if isinstance(text, int | float) else None
-    if not text:  # as of every tensor
-        return None
-    plain = text.replace("True", "true").replace("False", "false")
-    try:
-        return msgspec.json.decode(plain) if len(plain) < 200 else None
-    except UNREADABLE:
-        return None
 
 
 class Cost(Struct, frozen=True, kw_only=True):

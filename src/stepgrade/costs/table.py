@@ -1,17 +1,19 @@
 """Which pattern of cost each operation follows: by its name, else by its class of work.
 
-PyTorch's operations and those of flash-attn, Transformer Engine, Liger, bitsandbytes, torchao, vLLM, AITER
-and FBGEMM. Others can be added without changing stepgrade: `costs/own_costs.py`.
+PyTorch's operations, Triton kernels, and those of flash-attn, Transformer Engine, Liger, bitsandbytes,
+torchao, vLLM, AITER and FBGEMM. `register_cost` and plug-ins add others.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import sys
+from functools import cache
 
 from msgspec import structs
 
 from stepgrade.costs import patterns
-from stepgrade.costs.own_costs import plugged_in, registered
 from stepgrade.costs.patterns import (
     INDEX_BYTES,
     BatchedAttention,
@@ -37,75 +39,31 @@ from stepgrade.costs.patterns import (
     streamed,
 )
 from stepgrade.costs.recorded_inputs import UNKNOWN, Cost, NotRecorded, Rule, Shapes, decode_shapes
-from stepgrade.costs.triton_costs import GENERATED, symmetric_flops, triton_cost
+from stepgrade.errors import BadOption
 from stepgrade.model.events import Inputs
 from stepgrade.naming.work_class import WorkClass, classify
 
+PLUG_IN_GROUP = "stepgrade.costs"
+_OWN: dict[str, Rule] = {}
+_TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm")
+GENERATED = ("triton_poi_", "triton_red_", "triton_per_", "triton_for_", *_TEMPLATES)
+# Words in the names of kernels, each with the operations that they are named after.
+_IN_PART = (
+    *("embedding", "index", "gather", "scatter", "select", "slice", "take", "masked", "where", "nll_loss"),
+    *("pool", "cat_", "_cat", "roll"),
+)
+# What adds into the rows of a table reads them too.
+_INTO_ROWS = ("embedding_dense_backward", "index_put", "scatter", "index_add")
+_ONLY_WRITTEN = (
+    *("zeros", "ones", "full", "empty", "arange", "rand", "fill", "new_"),
+    *("embedding_dense_backward", "index_put", "scatter"),
+)
+# A matrix times its own transpose, as BLAS (syrk) and the Muon optimizer call it.
+_SYMMETRIC = ("xxt", "syrk")
+_FEWEST_ELEMENTS = 2
 NORM_FLOPS_PER_ELEMENT = 5
 NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
 _MOST_TENSORS = 64  # of a compiler's kernel, among which the factors of its product are looked for
-
-
-def cost_of(name: str, inputs: Inputs, item: int | None = None) -> Cost:
-    """Return the cost of one call of the operation with these recorded inputs.
-
-    `item` is how many bytes an element has whose type was not recorded, where a kernel says so.
-    """
-    if inputs.compiled is not None:
-        return Cost(flops=inputs.compiled.flops, bytes=inputs.compiled.bytes)
-    rule = _rule_of(name, is_triton=inputs.is_triton)
-    shapes = decode_shapes(inputs, item) if rule else None
-    try:
-        return rule(shapes) if rule and shapes else UNKNOWN
-    except NotRecorded:
-        return UNKNOWN
-
-
-def cost_of_result(inputs: Inputs, of_taker: Inputs) -> Cost:
-    """Return the cost of a convolution by the input of what may have taken its result."""
-    shapes, taken = decode_shapes(inputs), decode_shapes(of_taker)
-    try:
-        return patterns.cost_by_result(shapes, taken) if shapes and taken else UNKNOWN
-    except NotRecorded:
-        return UNKNOWN
-
-
-def _rule_of(name: str, *, is_triton: bool) -> Rule | None:
-    rule = registered(name) or RULES.get(name)
-    if rule is not None:
-        return rule
-    if is_triton or name.startswith(GENERATED):
-        return lambda shapes: _triton(name, shapes)
-    if not name.startswith("aten::"):
-        return plugged_in(name)
-    work_class = classify(name)
-    if work_class is WorkClass.ELEMENTWISE:
-        plain = name.removeprefix("aten::")
-        word = plain.strip("_")
-        to_bool = word.startswith(_COMPARISONS)
-        return patterns.elementwise(_ARITY.get(word), in_place=plain.endswith("_"), to_bool=to_bool)
-    is_norm_backward = work_class is WorkClass.NORM and "backward" in name
-    return _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)
-
-
-def _triton(name: str, shapes: Shapes) -> Cost:
-    is_template = name.startswith(_TEMPLATES) and "mm" in name
-    flops = template_flops(shapes) if is_template else symmetric_flops(name, shapes)
-    return structs.replace(triton_cost(name, shapes), flops=flops)
-
-
-def template_flops(shapes: Shapes) -> int | None:
-    """Return the FLOPs of a compiler's product: two of its tensors are multiplied into a later one."""
-    tensors = [dims for dims in shapes.dims if dims and len(dims) in (2, 3)][:_MOST_TENSORS]
-    for index, left in enumerate(tensors):
-        for right in tensors[index + 1 :]:
-            made = (*left[:-1], right[-1])
-            if len(left) == len(right) and left[-1] == right[-2] and made in tensors[index + 2 :]:
-                return 2 * math.prod(made) * left[-1]
-    return None
-
-
-_TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm")
 # How many tensors an element-wise operation takes.
 _ARITY = {
     name: count
@@ -116,11 +74,8 @@ _ARITY = {
         ),
         (1, "isinf isnan leaky_relu log logical_not neg reciprocal relu round rsqrt sigmoid sign silu sin"),
         (1, "sqrt square tanh threshold"),
-        (
-            2,
-            "add bitwise_and bitwise_or bitwise_xor div eq fmod ge gt le logical_and logical_or logical_xor",
-        ),
-        (2, "lt maximum minimum mul ne pow remainder rsub sub"),
+        (2, "add bitwise_and bitwise_or bitwise_xor div eq fmod ge gt le logical_and logical_or"),
+        (2, "logical_xor lt maximum minimum mul ne pow remainder rsub sub"),
         (3, "addcdiv addcmul lerp where"),
     )
     for name in names.split()
@@ -334,3 +289,172 @@ _CLASS_RULES: dict[WorkClass, Rule] = {
     WorkClass.OPTIMIZER: foreach(read=None, written=1),
 }
 _NORM_BACKWARD = streamed(NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)
+
+
+def register_cost(name: str, rule: Rule) -> None:
+    """Register `rule` as the cost of one call of the operation `name`, in this process.
+
+    It gets the recorded inputs, `Shapes`, and returns a `Cost`, None where the sizes do not determine it. It
+    takes precedence over stepgrade's own costs. A package registers its costs through entry points in the
+    group `stepgrade.costs`, each named after an operation.
+    """
+    if not name:
+        raise BadOption("must name an operation, as mylib::attention", field="name")
+    _OWN[name] = rule
+
+
+def _checked(name: str, rule: Rule) -> Rule:
+    def checked(shapes: Shapes) -> Cost:
+        try:
+            cost = rule(shapes)
+        except Exception as error:
+            problem = f"the cost of {name!r} cannot be calculated: {type(error).__name__}: {error}"
+            raise BadOption(problem, hint="fix the function that was registered for it") from error
+        figures = (cost.flops, cost.bytes) if isinstance(cost, Cost) else (-1,)
+        if any(figure is not None and not 0 <= figure < float("inf") for figure in figures):
+            problem = f"the cost of {name!r} is not a stepgrade.Cost with figures of 0 or more"
+            raise BadOption(problem, hint="fix the function that was registered for it")
+        return cost
+
+    return checked
+
+
+@cache
+def _entry_points() -> dict[str, Rule]:
+    """Return the rules that installed packages bring, by operation."""
+    found: dict[str, Rule] = {}
+    if not any(map(_may_bring_rules, sys.path)):
+        return found
+    from importlib.metadata import entry_points  # takes longer than the analysis of a small trace
+
+    for point in entry_points(group=PLUG_IN_GROUP):
+        try:
+            rule = point.load()
+        except (ImportError, AttributeError) as error:
+            problem = f"the cost of {point.name!r} cannot be loaded: {error}"
+            raise BadOption(problem, hint="fix or uninstall the package that provides it") from error
+        if not callable(rule):
+            problem = f"the cost of {point.name!r} is not a function"
+            raise BadOption(problem, hint="fix or uninstall the package that provides it")
+        found[point.name] = rule
+    return found
+
+
+def _may_bring_rules(path: str) -> bool:
+    """Return whether a package in this entry of sys.path may bring rules; only folders are searched."""
+    if not os.path.isdir(path):
+        return os.path.exists(path)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.endswith((".dist-info", ".egg-info")):
+                try:
+                    with open(f"{entry.path}/entry_points.txt", "rb") as file:
+                        if PLUG_IN_GROUP.encode() in file.read():
+                            return True
+                except OSError:  # most have none
+                    continue
+    return False
+
+
+def _has(name: str, words: tuple[str, ...]) -> bool:
+    return any(word in name for word in words)
+
+
+def triton_cost(name: str, shapes: Shapes) -> Cost:
+    """Return the traffic of one launch of a Triton kernel: all its recorded inputs are pointers.
+
+    Each tensor counts once. An update in place is known only where it is the kernel's only tensor; others
+    count too little then, never too much. Where a kernel may use a part of a tensor (a gather, a slice) the
+    bytes are a bound: no more of it than the kernel has elements.
+    """
+    tensors = shapes.tensors
+    sizes = [shapes.bytes_at(index) for index in tensors]
+    known = [size for size in sizes if size is not None]
+    if not tensors or len(known) != len(sizes):
+        return UNKNOWN
+    if len(tensors) == 1 and not _has(name, _ONLY_WRITTEN):
+        return Cost(bytes=2 * known[0])
+    if not _has(name, _IN_PART) or not name.startswith(GENERATED):
+        return Cost(bytes=sum(known))
+    # The last arguments of a generated kernel are the sizes of its loops.
+    loops = [
+        value
+        for index, value in enumerate(shapes.concrete)
+        if type(value) is int and value > 0 and not shapes.is_tensor(index)
+    ]
+    elements = math.prod(loops)
+    moved = 0
+    for index, size in zip(tensors, known, strict=True):
+        count = shapes.elements(index)
+        if loops and _FEWEST_ELEMENTS <= elements < count:
+            moved += elements * (size // count) * (2 if _has(name, _INTO_ROWS) else 1)
+        else:
+            moved += size
+    return Cost(bytes=moved, at_most=True)
+
+
+def triton_flops(name: str, shapes: Shapes) -> int | None:
+    """Return the FLOPs of a compiler's product, or of [..., m, k] times its own transpose; None for others.
+
+    A product's template multiplies two tensors into a later one. Of a symmetric result only one half and the
+    diagonal are computed, and count.
+    """
+    if name.startswith(_TEMPLATES) and "mm" in name:
+        tensors = [dims for dims in shapes.dims if dims and len(dims) in (2, 3)][:_MOST_TENSORS]
+        for index, left in enumerate(tensors):
+            for right in tensors[index + 1 :]:
+                made = (*left[:-1], right[-1])
+                if len(left) == len(right) and left[-1] == right[-2] and made in tensors[index + 2 :]:
+                    return 2 * math.prod(made) * left[-1]
+        return None
+    if not _has(name.lower(), _SYMMETRIC) or len(indices := shapes.tensors) != 2:
+        return None
+    given, result = (shapes.tensor(index) for index in indices)
+    if not given or not result or len(given) < 2 or result != (*given[:-1], given[-2]):
+        return None
+    *batch, rows, inner = given
+    return math.prod(batch) * rows * (rows + 1) * inner
+
+
+def cost_of(name: str, inputs: Inputs, item: int | None = None) -> Cost:
+    """Return the cost of one call of the operation with these recorded inputs.
+
+    `item` is the size in bytes of an element whose type was not recorded, where a kernel shows it.
+    """
+    if inputs.compiled is not None:
+        return Cost(flops=inputs.compiled.flops, bytes=inputs.compiled.bytes)
+    rule = _rule_of(name, is_triton=inputs.is_triton)
+    shapes = decode_shapes(inputs, item) if rule else None
+    try:
+        return rule(shapes) if rule and shapes else UNKNOWN
+    except NotRecorded:
+        return UNKNOWN
+
+
+def cost_of_result(inputs: Inputs, of_taker: Inputs) -> Cost:
+    """Return the cost of a convolution by the input of what may have taken its result."""
+    shapes, taken = decode_shapes(inputs), decode_shapes(of_taker)
+    try:
+        return patterns.cost_by_result(shapes, taken) if shapes and taken else UNKNOWN
+    except NotRecorded:
+        return UNKNOWN
+
+
+def _rule_of(name: str, *, is_triton: bool) -> Rule | None:
+    if name in _OWN:
+        return _checked(name, _OWN[name])
+    if name in RULES:
+        return RULES[name]
+    if is_triton or name.startswith(GENERATED):
+        return lambda shapes: structs.replace(triton_cost(name, shapes), flops=triton_flops(name, shapes))
+    if not name.startswith("aten::"):
+        plugged_in = _entry_points().get(name)
+        return _checked(name, plugged_in) if plugged_in else None
+    work_class = classify(name)
+    if work_class is WorkClass.ELEMENTWISE:
+        plain = name.removeprefix("aten::")
+        word = plain.strip("_")
+        to_bool = word.startswith(_COMPARISONS)
+        return patterns.elementwise(_ARITY.get(word), in_place=plain.endswith("_"), to_bool=to_bool)
+    is_norm_backward = work_class is WorkClass.NORM and "backward" in name
+    return _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)

@@ -1,14 +1,13 @@
-"""What to do about a bottleneck, by the runtime and the state of the run."""
+"""What to do about a bottleneck, given the runtime and what the run already does."""
 
 from __future__ import annotations
 
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.needs import fitting
+from stepgrade.diagnosis.context import RuleContext, Runtime
+from stepgrade.diagnosis.rule import fitting
 from stepgrade.model import RECORDER
 from stepgrade.model.profile import LOG
 from stepgrade.scoring.causes import Bottleneck
-from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
 
 _GENERAL = {
@@ -26,13 +25,13 @@ _RECORD_PYTORCH = (
     "kernels."
 )
 _RECORD_BESIDE_LOG = (
-    "Profile a few steps of this run and score the trace together with the log: a log tells how fast it is, "
+    "Profile a few steps of this run and score the trace together with the log: a log shows how fast it is, "
     "a trace why."
 )
 
 
 def advice_for(context: RuleContext) -> str:
-    """Return one sentence on the bottleneck; the reference's own for the runtime it was written for."""
+    """Return what to do about the bottleneck, in the reference's words for its own runtime."""
     bottleneck, profile = context.verdict.bottleneck, context.profile
     if context.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
@@ -45,12 +44,14 @@ def advice_for(context: RuleContext) -> str:
         elif context.runtime is Runtime.PYTORCH:
             advice = _RECORD_PYTORCH
             if context.has_recorded("shapes"):
-                advice = "Look at the longest kernels one by one: nothing recorded tells what limits them."
+                advice = (
+                    "Look at the longest kernels one by one: the recording does not show what limits them."
+                )
     elif bottleneck is Bottleneck.LAUNCH:
         advice = fewer_launches(context)
     elif bottleneck is Bottleneck.COMPUTE:
         advice = _faster_arithmetic(context)
-    elif bottleneck is Bottleneck.MEMORY_BW and is_full(context):
+    elif bottleneck is Bottleneck.MEMORY_BW and context.is_full:
         advice = (
             "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
         )
@@ -58,7 +59,7 @@ def advice_for(context: RuleContext) -> str:
 
 
 def _faster_arithmetic(context: RuleContext) -> str:
-    """Return what is left to do about arithmetic, by how near it is to the device's peak."""
+    """Return what to do about arithmetic, by how close it is to the device's peak."""
     known = [op for op in context.operations if op.roof == "compute" and op.roof_share and op.ms]
     total_ms = sum(op.ms or 0.0 for op in known)
     if not total_ms:
@@ -73,7 +74,7 @@ def _faster_arithmetic(context: RuleContext) -> str:
 
 
 def fewer_launches(context: RuleContext) -> str:
-    """Return how to launch less, by what the run already does."""
+    """Return how to launch fewer kernels."""
     if context.runtime is Runtime.REFERENCE:
         return BottleneckV1.LAUNCH.recommendation()
     if context.runtime is not Runtime.PYTORCH:
@@ -88,22 +89,17 @@ def fewer_launches(context: RuleContext) -> str:
 
 
 def fused_operations(context: RuleContext) -> str:
-    """Return how to do more in one kernel where launches keep ahead of the device."""
+    """Return how to do more per kernel when launches already keep ahead of the device."""
     if context.runtime is Runtime.PYTORCH and not context.is_compiled:
-        return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
-    return "Fuse them. The host keeps ahead of the device: graphs would not help."
+        return "Fuse kernels with torch.compile. The host stays ahead of the device: graphs would not help."
+    return "Fuse kernels. The host stays ahead of the device: graphs would not help."
 
 
 def larger_batch(context: RuleContext) -> str:
-    """Return whether a larger batch would help, by how full the memory is."""
+    """Return whether a larger batch would help and fit."""
     share = context.memory_share
     if share is None:
         return "A larger batch gives each launch more to do, if memory allows."
-    if is_full(context):
+    if context.is_full:
         return f"Memory is {show_share(share, 0)} full: there is no room for a larger batch."
     return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
-
-
-def is_full(context: RuleContext) -> bool:
-    """Return whether the device's memory has no room for a larger batch."""
-    return (context.memory_share or 0.0) >= context.limits.memory_warning_share

@@ -1,8 +1,7 @@
 """Where many files are read: in this process, in a pool of processes, or on Dask.
 
-An engine maps one of our functions over items and gives the results as they come. Functions and items are
-named in bytes, and so are results: no engine pickles our classes, and what comes from an install of another
-version is refused.
+An engine maps one of our functions over items and yields results as they arrive. Items and results are bytes:
+no engine pickles our classes, and results of another version are refused.
 """
 
 from stepgrade.engine.base import Done, Engine, Here, Job, Outcome, cores
@@ -24,5 +23,5 @@ def open_engine(name: str, workers: int) -> Engine:
         from stepgrade.engine.on_dask import OnDask
 
         return OnDask(name.removeprefix("dask").removeprefix("://"), workers)
-    hint = f"{did_you_mean(name, ENGINES)}; a scheduler of your own is dask://HOST:PORT"
-    raise BadOption(f"{name!r} is no engine", field="engine", hint=hint)
+    hint = f"{did_you_mean(name, ENGINES)}; your own scheduler is dask://HOST:PORT"
+    raise BadOption(f"{name!r} is not an engine", field="engine", hint=hint)

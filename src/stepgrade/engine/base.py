@@ -1,4 +1,4 @@
-"""What an engine is, what it runs, and how an error comes back from where it was raised."""
+"""What an engine is, what it runs, and how errors come back from other processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stepgrade._version import __version__
 from stepgrade.decoding import from_msgpack
 from stepgrade.errors import BadInput, EngineFailed, StepgradeError, TooLarge
 
-TRIES = 2  # of an item whose process dies
+TRIES = 2  # for an item whose process dies
 _BETWEEN_REPORTS_BYTES = 4 << 20
-Report = Callable[[int], None]  # how many bytes of an item are read
-ReportItem = Callable[[int, int], None]  # as above, after the item's place
+Report = Callable[[int], None]  # bytes of an item read so far
+ReportItem = Callable[[int, int], None]  # the item's index, and as above
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of one item: a result, or the error that was raised in its place."""
+    """The outcome of one item: its result, or the error that was raised instead."""
 
     result: bytes | None = None
     error: str = ""  # the name of its class, as in `errors`
@@ -41,11 +41,11 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind = getattr(errors, self.error, None)
         if isinstance(kind, type) and issubclass(kind, StepgradeError):
             raise kind(self.problem, where=self.where, hint=self.hint, field=self.field, supply=self.supply)
-        raise RuntimeError(self.problem)  # a bug, with its traceback in its words
+        raise RuntimeError(self.problem)  # a bug; the text has its traceback
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A function of ours by its name, such as "stepgrade.loading.ranks:analyse_file", and its items.
+    """The name of one of our functions, such as "stepgrade.loading.ranks:analyse_file", and its items.
 
     The function takes an item and a `Report`, and returns bytes.
     """
@@ -55,49 +55,49 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Done(NamedTuple):
-    """An item that is done: its place, and what came of it."""
+    """A finished item: its index and outcome."""
 
-    place: int
+    item: int  # its index
     outcome: Outcome
 
 
 class Engine(Protocol):
-    """Where work is done."""
+    """Something that runs jobs."""
 
     def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
-        """Yield what becomes of each item, as it comes; report how far those are that take long."""
+        """Yield the outcome of each item as it arrives, and report the progress of slow ones."""
         ...
 
     def close(self) -> None:
-        """Stop what still runs and leave nothing behind."""
+        """Stop everything and leave nothing behind."""
         ...
 
 
 def run_item(function: str, item: bytes, report: Report) -> Outcome:
-    """Return what the function makes of the item, errors that were raised on purpose included."""
+    """Return the outcome of the function for the item, including deliberate errors."""
     module, _, name = function.partition(":")
     if not module.startswith("stepgrade."):
-        raise ValueError(f"{function} is not ours")
+        raise ValueError(f"not one of our functions: {function}")
     try:
         return Outcome(result=getattr(import_module(module), name)(item, report))
     except StepgradeError as error:
         return failure_of(error)
     except MemoryError:
-        return failure_of(TooLarge("takes more memory than there is", supply="a larger {max_memory}"))
-    except Exception:  # noqa: BLE001  a bug comes back with its traceback, and is raised again there
+        return failure_of(TooLarge("needs more memory than is available", supply="a larger {max_memory}"))
+    except Exception:  # noqa: BLE001  a bug comes back with its traceback, and is raised again by `value`
         import traceback  # only when something is wrong
 
         return Outcome(error="bug", problem=errors.crash_text(traceback.format_exc()))
 
 
 def now_and_then(report: Report) -> Report:
-    """Return the report, less often: what crosses processes would else take longer than reading."""
-    told = 0
+    """Return a report that is sent less often, as messages between processes are expensive."""
+    reported = 0
 
     def less_often(done_bytes: int) -> None:
-        nonlocal told
-        if done_bytes - told >= _BETWEEN_REPORTS_BYTES:
-            told = done_bytes
+        nonlocal reported
+        if done_bytes - reported >= _BETWEEN_REPORTS_BYTES:
+            reported = done_bytes
             report(done_bytes)
 
     return less_often
@@ -116,12 +116,14 @@ def failure_of(error: StepgradeError) -> Outcome:
 
 
 def decode_outcome(data: bytes, who: str) -> Outcome:
-    """Return what a worker sent; raise EngineFailed where it is of another version than this process."""
+    """Return the outcome that a worker sent; raise EngineFailed if its version differs from ours."""
     try:
         outcome = from_msgpack(data, Outcome)
     except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
         hint = f"install stepgrade {__version__} where the workers run"
-        raise EngineFailed(f"{who} answers in another version's way", hint=hint) from error
+        raise EngineFailed(
+            f"{who} sent an unreadable response, perhaps from another version", hint=hint
+        ) from error
     if outcome.version != __version__:
         problem = f"{who} has stepgrade {outcome.version}, this process {__version__}"
         raise EngineFailed(problem, hint="install the same version in both places")
@@ -129,12 +131,12 @@ def decode_outcome(data: bytes, who: str) -> Outcome:
 
 
 class Here:
-    """This process, one item after the other."""
+    """This process, one item after another."""
 
     def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
-        """Yield what becomes of each item, in their order."""
-        for place, item in enumerate(work.items):
-            yield Done(place, run_item(work.function, item, partial(report, place)))
+        """Yield the outcome of each item, in order."""
+        for index, item in enumerate(work.items):
+            yield Done(index, run_item(work.function, item, partial(report, index)))
 
     def close(self) -> None:
         """Do nothing: nothing was started."""
@@ -148,6 +150,6 @@ def cores() -> int:
 
 
 def died(how: str) -> Outcome:
-    """Return the outcome of an item whose process ended again and again."""
-    hint = "it may have run out of memory: fewer workers leave more to each"
+    """Return the outcome of an item whose process died on every try."""
+    hint = "it may have run out of memory: use fewer workers, so that each has more"
     return failure_of(BadInput(f"the process that read it {how}", hint=hint))

@@ -1,9 +1,9 @@
-"""Results that are kept for the next time, in a folder of our own under the user's cache directory.
+"""Cached results, in our own folder under the user's cache directory.
 
-A result is found by what it was made from, never by a name, so a changed file is read again. Nothing is taken
-from a place that others can write to, nothing whose checksum is wrong, and whoever takes it still decodes it
-as what it should be. Two processes may share the place: files appear whole, and one that is gone is a miss.
-Nothing is removed but files with our names, of this user, in a folder with our marker.
+The key of a result is a hash of its input, never a name, so a changed file is read again. Entries that others
+can write to, or whose checksum is wrong, are ignored, and callers decode entries by their schema. Processes
+may share the folder: files appear whole, and a missing one is a miss. Only files with our names, of this
+user, in a folder with our marker are ever removed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stepgrade.files import DRAFT_NAME, is_mine, write_whole
 
 MOST_BYTES = 1 << 30
 MOST_RESULT_BYTES = 64 << 20
-FOLDER = "STEPGRADE_CACHE"  # the environment's word for another place, or for none
-OWN_FOLDER = "stepgrade-ranks"  # within that place, where others may keep files too
+FOLDER = "STEPGRADE_CACHE"  # names another folder, or turns the cache off
+OWN_FOLDER = "stepgrade-ranks"  # inside that folder, which may hold other files
 MARKER = "CACHEDIR.TAG"  # backup programs skip a folder with it; see https://bford.info/cachedir
 MARKER_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
 # Results of stepgrade, which it makes again when they are missing: this folder can be removed at any time.
@@ -31,23 +31,20 @@ MARKER_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
 _NAME = re.compile(r"rank-[0-9a-f]{64}")
 _OFF = ("", "off", "0", "no", "false", "none")
 _ON = ("on", "1", "yes", "true")
-_GROWN_SHARE = 1 / 16  # of the limit, after which a process looks again at how large the cache is
+_GROWN_SHARE = 1 / 16  # of the limit; after adding so much, a process checks the size again
 _DIGEST_BYTES = 32
 _CHUNK_BYTES = 1 << 20
-_grown_bytes: dict[str, int] = {}  # by folder: what this process has added since it last looked
+_grown_bytes: dict[str, int] = {}  # by folder: added by this process since the last check
 
 
 def cache_folder() -> str | None:
-    """Return the folder of results: under what STEPGRADE_CACHE names, else the user's cache directory.
-
-    None where STEPGRADE_CACHE turns the cache off. A relative path is one of the working directory.
-    """
-    place = os.environ.get(FOLDER, "on").strip()
-    if place.lower() in _OFF:
+    """Return our folder under STEPGRADE_CACHE, else under the user's cache directory; None if turned off."""
+    chosen = os.environ.get(FOLDER, "on").strip()
+    if chosen.lower() in _OFF:
         return None
     home = os.path.expanduser("~")
-    if place.lower() not in _ON:
-        base = os.path.abspath(os.path.expanduser(place))
+    if chosen.lower() not in _ON:
+        base = os.path.abspath(os.path.expanduser(chosen))
     elif sys.platform == "win32":
         base = os.path.join(os.environ.get("LOCALAPPDATA") or home, "stepgrade")
     elif sys.platform == "darwin":
@@ -59,28 +56,28 @@ def cache_folder() -> str | None:
 
 
 class Cache:
-    """A bounded store of results by key, in a folder that holds nothing else."""
+    """A bounded store of results by key, in a folder of its own."""
 
     def __init__(self, folder: str, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
 
     def get(self, key: str) -> bytes | None:
-        """Return the result under a key, if it is there, ours and whole."""
+        """Return the result of a key if it is there, ours and intact."""
         with suppress(OSError):
             if not self._is_ours():
                 return None
             path = self._path(key)
             data = _read_ours(path, MOST_RESULT_BYTES + _DIGEST_BYTES + 1)
             with suppress(OSError):
-                os.utime(path)  # what is used stays longest
+                os.utime(path)  # recently used entries are kept longest
             digest, result = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
             if hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() == digest:
                 return result
         return None
 
     def put(self, key: str, result: bytes) -> None:
-        """Keep a result; where that is not possible, do nothing."""
+        """Keep a result, if possible; if the cache has grown too large, remove the least recently used."""
         if len(result) > MOST_RESULT_BYTES:
             return
         with suppress(OSError):
@@ -94,8 +91,18 @@ class Cache:
             write_whole(path, digest + result, new_mode=0o600)
             grown = _grown_bytes.get(self._folder, self._most_bytes) + len(result)
             if grown > self._most_bytes * _GROWN_SHARE:
-                self._trim()
                 grown = 0
+                with os.scandir(self._folder) as entries:
+                    known = [entry for entry in entries if _NAME.fullmatch(entry.name)]
+                    found = [(entry.stat(follow_symlinks=False), entry.path) for entry in known]
+                found = [pair for pair in found if stat.S_ISREG(pair[0].st_mode) and is_mine(pair[0])]
+                total = sum(status.st_size for status, _ in found)
+                for status, path in sorted(found, key=lambda pair: pair[0].st_mtime_ns):
+                    if total <= self._most_bytes:
+                        break
+                    total -= status.st_size
+                    with suppress(OSError):
+                        os.unlink(path)
             _grown_bytes[self._folder] = grown
 
     def _path(self, key: str) -> str:
@@ -105,7 +112,7 @@ class Cache:
         return os.path.join(self._folder, name)
 
     def _is_ours(self, *, make: bool = False) -> bool:
-        """Tell whether the folder is real, only this user's and has our marker; `make` marks an empty one."""
+        """Return whether the folder is real, only this user's, and marked; `make` marks an empty one."""
         if make:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
         if not is_ours(os.stat(self._folder, follow_symlinks=False)):
@@ -113,28 +120,13 @@ class Cache:
         marker = os.path.join(self._folder, MARKER)
         if make and not os.path.lexists(marker):
             names = os.listdir(self._folder)
-            if all(map(DRAFT_NAME.fullmatch, names)):  # of other processes that mark it at this moment
+            if all(map(DRAFT_NAME.fullmatch, names)):  # other processes may be marking it right now
                 write_whole(marker, MARKER_TEXT, new_mode=0o600)
         return _read_ours(marker, len(MARKER_TEXT) + 1) == MARKER_TEXT
 
-    def _trim(self) -> None:
-        """Remove the results that were not used for longest until the rest is small enough."""
-        with os.scandir(self._folder) as entries:
-            found = [
-                (one.stat(follow_symlinks=False), one.path) for one in entries if _NAME.fullmatch(one.name)
-            ]
-        found = [(status, path) for status, path in found if stat.S_ISREG(status.st_mode) and is_mine(status)]
-        total = sum(status.st_size for status, _ in found)
-        for status, path in sorted(found, key=lambda one: one[0].st_mtime_ns):
-            if total <= self._most_bytes:
-                break
-            total -= status.st_size
-            with suppress(OSError):
-                os.unlink(path)
-
 
 def _read_ours(path: str, most_bytes: int) -> bytes:
-    """Return the first bytes of a file that nobody else can write; raise OSError, for a link too."""
+    """Return the first bytes of a file that only we can write; raise OSError, also for a link."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not is_ours(os.fstat(file.fileno())):
@@ -143,16 +135,16 @@ def _read_ours(path: str, most_bytes: int) -> bytes:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Tell whether a file or folder is this user's, and nobody else can write to it."""
+    """Return whether a file or folder is this user's, and nobody else can write to it."""
     if os.name != "posix":
-        return True  # folders under the user's own profile are closed to others there
+        return True  # the user's profile is private there
     shared = stat.S_IWGRP | stat.S_IWOTH
     is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
     return is_plain and is_mine(status) and not status.st_mode & shared
 
 
 def key_of(path: str, options: Iterable[object]) -> str:
-    """Return the key of what is made of a file: its bytes, how it is read, and by which code of ours."""
+    """Return the key of a result: from the file's bytes, the options, and the version of our code."""
     digest = hashlib.blake2b(repr([__version__, code_stamp(), *options]).encode(), digest_size=_DIGEST_BYTES)
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -162,7 +154,7 @@ def key_of(path: str, options: Iterable[object]) -> str:
 
 @functools.cache
 def code_stamp() -> str:
-    """Return what changes with our code: who works on it has one version for many of them."""
+    """Return a stamp that changes with our code, as the version does not during development."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     digest = hashlib.blake2b(digest_size=16)
     for folder, folders, names in os.walk(package):

@@ -112,8 +112,20 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
             hint = did_you_mean(budget.metric, (*METRICS, "op:NAME", "layer:NAME"))
             raise BadConfig(f"unknown metric {budget.metric!r}", where="budget", hint=hint)
         yield from _check_bounds(budget, card.metrics[budget.metric])
-        if budget.metric in changes:
-            yield _check_change(budget, changes[budget.metric], config)
+        change = changes.get(budget.metric)
+        if change is None:
+            continue
+        sensitivity = Sensitivity(
+            allow=config.gate.allow if budget.allow is None else budget.allow,
+            detect=config.gate.detect if budget.detect is None else budget.detect,
+        )
+        worse = budget.direction if budget.direction in ("up", "down") else METRICS[budget.metric].worse
+        outcome = outcome_of(change, worse, sensitivity)
+        if budget.direction == "both" and outcome == "improved":
+            outcome = "regressed"
+        status: Status = "pass" if outcome == "no change" else outcome
+        text = _words(budget.metric, change, budget)
+        yield Check(metric=budget.metric, status=status, text=text, change=change)
 
 
 def _check_bounds(budget: Budget, figure: float | None) -> Iterator[Check]:
@@ -128,23 +140,6 @@ def _check_bounds(budget: Budget, figure: float | None) -> Iterator[Check]:
             fits = figure <= bound if name == "at most" else figure >= bound
             text = f"{budget.metric} is {show_figure(figure)}, {'within' if fits else 'outside'} {words}"
             yield Check(metric=budget.metric, status="pass" if fits else "regressed", text=text)
-
-
-def _check_change(budget: Budget, change: MetricChange, config: Config) -> Check:
-    sensitivity = Sensitivity(
-        allow=config.gate.allow if budget.allow is None else budget.allow,
-        detect=config.gate.detect if budget.detect is None else budget.detect,
-    )
-    worse = budget.direction if budget.direction in ("up", "down") else METRICS[budget.metric].worse
-    outcome = outcome_of(change, worse, sensitivity)
-    if budget.direction == "both" and outcome == "improved":
-        outcome = "regressed"
-    return Check(
-        metric=budget.metric,
-        status="pass" if outcome == "no change" else outcome,
-        text=_words(budget.metric, change, budget),
-        change=change,
-    )
 
 
 def _words(name: str, change: MetricChange, budget: Budget) -> str:

@@ -7,22 +7,129 @@ import os
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from stepgrade.compare.fingerprint import allowed_fields
+from stepgrade.compare.change_points import last_level
+from stepgrade.compare.effect import MOST_RUNS
+from stepgrade.compare.fingerprint import allowed_fields, differences
+from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
 from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
-from stepgrade.errors import BadOption
-from stepgrade.gating.baselines import BaselineRuns, earlier_runs
+from stepgrade.errors import BadOption, NoHistory, Unreachable
 from stepgrade.gating.budgets import judge
 from stepgrade.gating.fail_on import grade_conditions
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Profile
+from stepgrade.model import Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.profile import WorkKind
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.scorecard import Baseline, Fingerprint, Scorecard
 from stepgrade.readers.source import PathLike
+from stepgrade.store.history import open_history
+from stepgrade.store.runs import Runs, Selection, as_text
+
+# Far enough back to find where the current level starts.
+_LOOK_BACK = 4 * MOST_RUNS
+# How many other fingerprints the noise between runs is estimated from.
+_OTHERS = 50
+_PREFIX = "history:"
+# The label with the kind of machine.
+MACHINE = "machine"
+
+
+class BaselineRuns(Struct, frozen=True, kw_only=True):
+    """The earlier runs that the gate compares with, or why there are none."""
+
+    runs: tuple[Baseline, ...] = ()
+    name: str = ""
+    missing: Note | None = None
+    differences: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
+    pooled_noise: float | None = None  # noise between runs with other fingerprints
+
+
+def earlier_runs(
+    card: Scorecard,
+    against: str,
+    allowed: frozenset[str],
+    *,
+    history: str | None = None,
+    machine: str | None = None,
+    max_memory: int | None = None,
+) -> BaselineRuns:
+    """Return the runs of the branch in `against` that are comparable with the card."""
+    against = as_text(against)
+    branch = against.removeprefix(_PREFIX)
+    if not against.startswith(_PREFIX) or not branch:
+        raise BadOption(f"{against!r} is not a baseline", field="against", hint="write it like history:main")
+    try:
+        with open_history(history, create=False, max_memory=max_memory) as store:
+            return runs_of_branch(store, card, branch, allowed, machine)
+    except (Unreachable, NoHistory) as error:
+        problem = f"{error.where} {error.problem}"
+        if isinstance(error, NoHistory):  # the first run of a project
+            problem = f"no history at {error.where} yet"
+        missing = Note("no_baseline", f"{problem}: nothing to compare with")
+        return BaselineRuns(name=f"{branch} in {error.where}", missing=missing)
+
+
+def runs_of_branch(
+    history: Runs,
+    card: Scorecard,
+    branch: str,
+    allowed: frozenset[str],
+    machine: str | None = None,
+) -> BaselineRuns:
+    """Return the newest runs of a branch that are comparable with the card, since its level last changed.
+
+    If runs are labelled with a machine, only those of the same `machine` are used.
+    """
+    fingerprint = card.fingerprint or Fingerprint()
+    which = Selection(branch=branch, digests=history.comparable(fingerprint, allowed), limit=_LOOK_BACK)
+    kinds = {row.labels[MACHINE] for row in history.runs(which) if MACHINE in row.labels} if machine else ()
+    if machine and kinds:  # unlabelled runs count only if no run is labelled
+        which = structs.replace(which, labels={MACHINE: machine})
+    series = history.series("step_time_ms", which) or history.series("throughput_tok_s", which)
+    name = f"{branch} in {history.name}"
+    if not series:
+        newest = history.runs(Selection(branch=branch, limit=1))
+        known = history.fingerprints().get(newest[0].digest, Fingerprint()) if newest else None
+        differing = differences(fingerprint, known)
+        missing = Note("no_baseline", f"no run of branch {branch} has a step time or a throughput")
+        if machine and kinds:
+            text = f"no run of branch {branch} has the machine {machine}, only {', '.join(sorted(kinds))}"
+            missing, differing = Note("no_baseline", text), ()
+        elif not newest:
+            missing = Note("no_baseline", f"no run of branch {branch} in the history")
+        elif differing:
+            text = f"no run of branch {branch} is comparable"
+            missing = Note("no_baseline", text, supply="{allow_different} to compare anyway")
+        return BaselineRuns(name=name, missing=missing, differences=differing)
+    level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
+    cards = history.cards([number for number, _ in level])
+    notes: tuple[Note, ...] = ()
+    if len(level) < min(len(series), MOST_RUNS):
+        text = f"the level of {branch} changed recently: only the {len(level)} runs since then are used"
+        notes = (Note("level_changed", text),)
+    if history.damaged:
+        notes += (Note("damaged_runs", f"skipped in {history.name}: {history.damage()}"),)
+    if not cards:
+        text = f"no run of branch {branch} can be read"
+        return BaselineRuns(name=name, missing=Note("no_baseline", text), notes=notes)
+    pooled = None
+    if len(cards) < LEAST_RUNS:  # too few to estimate their own noise: use runs with other fingerprints
+        own = set(which.digests or ())
+        others = [digest for digest in history.fingerprints() if digest not in own][-_OTHERS:]
+        selections = [Selection(digests=(digest,), limit=MOST_RUNS) for digest in others]
+        series_of_others = (history.series("step_time_ms", selection) for selection in selections)
+        pooled = pooled_noise([[value for _, value in values] for values in series_of_others])
+    return BaselineRuns(
+        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards.items()),
+        name=f"{len(cards)} run{'s' if len(cards) != 1 else ''} of {name}",
+        notes=notes,
+        pooled_noise=pooled,
+    )
+
 
 Run: TypeAlias = Profile | Scorecard | PathLike
 

@@ -1,4 +1,4 @@
-"""The accelerators we know, with dense peaks, bandwidth, link, and where each figure comes from."""
+"""The accelerators we know, and which of them a name, a driver or a file describes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import re
 from functools import cache
 from typing import Annotated
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta, Struct, structs
 
-from stepgrade.errors import BadOption, UnknownDevice
+from stepgrade.config.toml import MOST_BYTES, parse_toml
+from stepgrade.decoding import from_builtins
+from stepgrade.errors import BadInput, BadOption, UnknownDevice
+from stepgrade.model import DeviceSeen
 from stepgrade.model.notes import Result
 
 _TABLE = os.path.join(os.path.dirname(__file__), "accelerators.csv")
@@ -37,14 +41,8 @@ _PART_COMPUTE_UNITS = {"mi250-gcd": 104, "mi250x-gcd": 110}
 _ANY_MEMORY = "any"
 _LARGEST_CACHE_MB = 408.0
 _NEAREST = 4
-_PEAK_COLUMNS = {
-    "fp32": "fp32_tflops",
-    "tf32": "tf32_tflops",
-    "fp16": "fp16_tflops",
-    "bf16": "bf16_tflops",
-    "fp8": "fp8_tflops",
-    "int8": "int8_tops",
-}
+_PEAK_COLUMNS = {dtype: f"{dtype}_tflops" for dtype in ("fp32", "tf32", "fp16", "bf16", "fp8")}
+_PEAK_COLUMNS["int8"] = "int8_tops"
 
 
 # Upper bounds for a device file: a thousand times any device means that a unit was mixed up.
@@ -92,14 +90,13 @@ def devices(words: str | None = None) -> DeviceTable:
     Raise BadOption with the nearest keys if there is none.
     """
     wanted = [fold(word) for word in (words or "").split()]
-    chosen = list(all_devices().values())
-    if wanted:  # folding every name takes longer than listing all devices
-        found, chosen = chosen, []
-        for device in found:
-            names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
-            folded = [fold(name) for name in names]
-            if all(any(word in name for name in folded) for word in wanted):
-                chosen.append(device)
+    chosen = []
+    for device in all_devices().values():
+        names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
+        # Folding every name takes longer than listing all devices.
+        folded = [fold(name) for name in names] if wanted else []
+        if all(any(word in name for name in folded) for word in wanted):
+            chosen.append(device)
     if not chosen:
         raise BadOption(f"no device matches {words!r}", field="words", hint=nearest_hint(words or ""))
     return DeviceTable(devices=tuple(chosen), total=len(all_devices()), filter=words)
@@ -108,7 +105,30 @@ def devices(words: str | None = None) -> DeviceTable:
 @cache
 def all_devices() -> dict[str, Device]:
     """Return every device of the catalogue by its key, in the catalogue's order."""
-    return {key: _device(row) for key, row in _rows().items()}
+
+    def number(text: str) -> float | None:
+        return float(text) if text else None
+
+    return {
+        key: Device(
+            key=key,
+            name=row["name"],
+            vendor=row["vendor"],
+            aliases=tuple(alias for alias in row["aliases"].split(";") if alias),
+            memory_gb=number(row["memory_gb"]),
+            peak_bw_gb_s=number(row["peak_bw_gb_s"]),
+            tdp_w=number(row["tdp_w"]),
+            link_gb_s=number(row["interconnect_gb_s"]),
+            peak_tflops={dtype: float(row[column]) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
+            achievable_tflops={"bf16": float(row["mamf_bf16_tflops"])} if row["mamf_bf16_tflops"] else {},
+            link_kind=row["interconnect_kind"] or None,
+            arch=row["arch"] or None,
+            source=row["source"],
+            confidence=row["confidence"],
+            notes=row["notes"].strip(),
+        )
+        for key, row in _rows().items()
+    }
 
 
 def find_device(name: str) -> Device:
@@ -116,15 +136,14 @@ def find_device(name: str) -> Device:
     device = all_devices().get(name) or parts().get(name)
     if device is not None:
         return device
-    keys = keys_called(name)
-    if len(keys) == 1 and fold(name) not in SHARED_NAMES:
-        return all_devices()[keys[0]]
-    if len(keys) > 1 and fold(name) not in SHARED_NAMES:
-        raise UnknownDevice(
-            f"{name!r} is the name of {' and '.join(keys)}", hint="name one of them by its key"
-        )
     problem = f"{name!r} is the name of several devices"
     if fold(name) not in SHARED_NAMES:
+        keys = keys_called(name)
+        if len(keys) == 1:
+            return all_devices()[keys[0]]
+        if keys:
+            problem = f"{name!r} is the name of {' and '.join(keys)}"
+            raise UnknownDevice(problem, hint="name one of them by its key")
         problem = f"no device called {name!r} in the catalogue"
     hint = nearest_hint(name) or "stepgrade devices lists them all"
     raise UnknownDevice(problem, hint=hint, supply=DESCRIBE_BY_HAND)
@@ -183,21 +202,17 @@ def parts() -> dict[str, Device]:
     found = {}
     for key, (part, count) in _PARTS.items():
         whole = all_devices()[key]
-        found[f"{key}-{part}"] = Device(
+        figures = ("memory_gb", "peak_bw_gb_s", "tdp_w", "link_gb_s")
+        known = {name: value for name in figures if (value := getattr(whole, name)) is not None}
+        found[f"{key}-{part}"] = structs.replace(
+            whole,
             key=f"{key}-{part}",
             name=f"{whole.name}, one {part} of {count}",
-            vendor=whole.vendor,
-            memory_gb=_share(whole.memory_gb, count),
-            peak_bw_gb_s=_share(whole.peak_bw_gb_s, count),
+            aliases=(),
+            **{name: value / count for name, value in known.items()},
             peak_tflops={dtype: peak / count for dtype, peak in whole.peak_tflops.items()},
             achievable_tflops={dtype: rate / count for dtype, rate in whole.achievable_tflops.items()},
-            tdp_w=_share(whole.tdp_w, count),
-            link_gb_s=_share(whole.link_gb_s, count),
-            link_kind=whole.link_kind,
-            arch=whole.arch,
             source=f"1/{count} of {key}: {whole.source}",
-            confidence=whole.confidence,
-            notes=whole.notes,
         )
     return found
 
@@ -260,34 +275,6 @@ def _rows() -> dict[str, dict[str, str]]:
         return {row["key"]: row for row in csv.DictReader(table)}
 
 
-def _device(row: dict[str, str]) -> Device:
-    def number(column: str) -> float | None:
-        return float(row[column]) if row[column] else None
-
-    achievable = number("mamf_bf16_tflops")
-    return Device(
-        key=row["key"],
-        name=row["name"],
-        vendor=row["vendor"],
-        aliases=tuple(alias for alias in row["aliases"].split(";") if alias),
-        memory_gb=number("memory_gb"),
-        peak_bw_gb_s=number("peak_bw_gb_s"),
-        peak_tflops={dtype: float(row[column]) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
-        achievable_tflops={} if achievable is None else {"bf16": achievable},
-        tdp_w=number("tdp_w"),
-        link_gb_s=number("interconnect_gb_s"),
-        link_kind=row["interconnect_kind"] or None,
-        arch=row["arch"] or None,
-        source=row["source"],
-        confidence=row["confidence"],
-        notes=row["notes"].strip(),
-    )
-
-
-def _share(figure: float | None, count: int) -> float | None:
-    return None if figure is None else figure / count
-
-
 @cache
 def _by_any_name() -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {name: (key,) for name, key in _REFERENCE_NAMES.items()}
@@ -299,3 +286,127 @@ def _by_any_name() -> dict[str, tuple[str, ...]]:
         if name.startswith("nvidia") and name not in SHARED_NAMES:
             names.setdefault(name.removeprefix("nvidia"), keys)
     return names
+
+
+BYTES_PER_GIB = 2**30
+# Drivers report up to 8 % less than the nominal size (firmware), with ECC in the same memory up to 15 %, and
+# never noticeably more.
+LEAST_MEMORY, LEAST_WITH_ECC, MOST_MEMORY = 0.92, 0.85, 1.01
+# What drivers report for unknown devices; anything else is a name, possibly shared by several devices.
+NAMELESS = frozenset({"", "amdradeongraphics"})
+NAMELESS_VENDOR = "AMD"
+# Candidates whose figures differ by less give the same grade, so either may be taken.
+SAME_FIGURES = 0.02
+
+
+def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
+    """Return the catalogue's device for what a driver saw; raise UnknownDevice when none or several fit.
+
+    `arch` is the architecture as the driver names it; it only helps where the name says nothing.
+    """
+    name = seen.name or ""
+    if fold(name) in NAMELESS:
+        # Found by memory and compute units, both of which must be known, or by architecture.
+        makes = [device for device in all_devices().values() if device.vendor == NAMELESS_VENDOR]
+        by_arch = [device for device in makes if arch and device.arch == arch.split(":")[0]]
+        fitting = [
+            device
+            for device in (*makes, *parts().values())
+            if (not by_arch or device.arch == by_arch[0].arch)
+            and seen.memory_bytes is not None
+            and seen.sm_count is not None
+            and _fits_memory(device, seen.memory_bytes)
+            and compute_units(device.key) == seen.sm_count
+        ]
+        if not fitting and len(by_arch) != 1:
+            hint = nearest_hint(name) if name else None
+            problem = f"{_described(seen)} matches no device in the catalogue"
+            raise UnknownDevice(problem, hint=hint, supply=f"{{device}}, or {DESCRIBE_BY_HAND}")
+        return _only(fitting or by_arch, seen)
+    keys = keys_called(name)
+    if not keys or (fold(name) in SHARED_NAMES and seen.memory_bytes is None):
+        return find_device(name)
+    known = [all_devices()[key] for key in keys]
+    if seen.memory_bytes is not None:
+        # Without the memory size a part cannot be distinguished from the whole product of the same name.
+        known += [split[0] for split in map(part_of, keys) if split is not None]
+    like = [
+        device
+        for device in known
+        if seen.sm_count is None or compute_units(device.key) in (None, seen.sm_count)
+    ]
+    fitting = [device for device in like if _fits_memory(device, seen.memory_bytes)]
+    if not fitting and fold(name) not in SHARED_NAMES:
+        # The name decides; memory only distinguishes variants and parts.
+        fitting = [device for device in like if _fits_memory(device, seen.memory_bytes, LEAST_WITH_ECC)]
+    if not fitting:
+        units = {key: compute_units(key) for key in keys}
+        sizes = ", ".join(
+            f"{key} has {all_devices()[key].memory_gb:g} GB"
+            + (f" and {units[key]} compute units" if units[key] else "")
+            for key in keys
+        )
+        problem = f"{_described(seen)} does not match the catalogue: {sizes}"
+        raise UnknownDevice(problem, supply=DESCRIBE_BY_HAND)
+    return _only(fitting, seen)
+
+
+def _fits_memory(device: Device, memory_bytes: int | None, least: float = LEAST_MEMORY) -> bool:
+    sizes = memory_sizes_gb(device)
+    if memory_bytes is None or not sizes:
+        return True
+    return any(least < memory_bytes / BYTES_PER_GIB / size < MOST_MEMORY for size in sizes)
+
+
+def _only(fitting: list[Device], seen: DeviceSeen) -> Device:
+    """Return the first device if all give the same ceilings; else raise UnknownDevice."""
+    first = fitting[0]
+    for other in fitting[1:]:
+        pairs = [(first.peak_bw_gb_s, other.peak_bw_gb_s)]
+        pairs += [(first.peak_tflops.get(dtype), other.peak_tflops.get(dtype)) for dtype in ("bf16", "fp16")]
+        is_close = (
+            left is right
+            if left is None or right is None
+            else abs(left - right) <= SAME_FIGURES * max(left, right)
+            for left, right in pairs
+        )
+        if not all(is_close):
+            keys = ", ".join(device.key for device in fitting)
+            raise UnknownDevice(f"{_described(seen)} could be any of {keys}", supply="{device}")
+    return first
+
+
+def _described(seen: DeviceSeen) -> str:
+    shape = []
+    if seen.memory_bytes is not None:
+        shape.append(f"{seen.memory_bytes / BYTES_PER_GIB:.1f} GB")
+    if seen.sm_count is not None:
+        shape.append(f"{seen.sm_count} compute units")
+    name = repr(seen.name) if seen.name else "a device without a name"
+    return name + (f" with {' and '.join(shape)}" if shape else "")
+
+
+def read_device(path: str) -> Device:
+    """Return the device that a TOML file describes; raise BadInput at its field."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
+    try:
+        document = parse_toml(raw)
+    except ValueError as error:
+        raise BadInput(str(error), where=path) from error
+    name = document.get("name")
+    known = {"key": name if isinstance(name, str) and name else path, "source": path, **document}
+    try:
+        device = from_builtins({**known, "is_by_hand": True}, Device)
+    except msgspec.ValidationError as error:
+        problem, _, location = str(error).partition(" - at ")
+        field = location.rpartition("$.")[2].strip("`")
+        fields = ", ".join(field.name for field in msgspec.structs.fields(Device)[:-1])
+        where = f"{path}: {field}" if field else path
+        raise BadInput(problem[:1].lower() + problem[1:], where=where, hint=f"fields: {fields}") from error
+    if device.peak_bw_gb_s is None and not device.peak_tflops:
+        raise BadInput("gives neither peak_bw_gb_s nor peak_tflops: no ceiling to grade against", where=path)
+    return device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Literal
@@ -12,8 +12,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from stepgrade.errors import UnknownDevice
-from stepgrade.hardware.catalogue import part_of
-from stepgrade.hardware.identify import identify
+from stepgrade.hardware.catalogue import identify, part_of
 from stepgrade.model import DeviceSeen
 from stepgrade.model.notes import NO_FLAGS, Result
 
@@ -127,23 +126,20 @@ class OtherLoad:
                         busy += sum(counts) - counts[3] - counts[4]  # idle, and waiting for a disk
         except (OSError, ValueError, AttributeError, IndexError):
             return None
-        used = os.times()
-        own = used.user + used.system if self._root is None else _ticks_below(self._root) / ticks
-        return (busy, own, whole) if whole else None
-
-
-def _ticks_below(root: int) -> int:
-    """Return the ticks of a process and its children; those of ended children are in their parent's."""
-    used, waiting = 0, [root]
-    while waiting:
-        folder = f"/proc/{waiting.pop()}"
-        with suppress(OSError, ValueError):  # it has just exited
-            with open(f"{folder}/stat", "rb") as stat:
-                used += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
-            for thread in os.listdir(f"{folder}/task"):
-                with open(f"{folder}/task/{thread}/children", "rb") as children:
-                    waiting += map(int, children.read().split())
-    return used
+        if self._root is None:
+            used = os.times()
+            return (busy, used.user + used.system, whole) if whole else None
+        # The times of children that have ended are in their parent's.
+        own, waiting = 0, [self._root]
+        while waiting:
+            folder = f"/proc/{waiting.pop()}"
+            with suppress(OSError, ValueError):  # it has just exited
+                with open(f"{folder}/stat", "rb") as stat:
+                    own += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
+                for thread in os.listdir(f"{folder}/task"):
+                    with open(f"{folder}/task/{thread}/children", "rb") as children:
+                        waiting += map(int, children.read().split())
+        return (busy, own / ticks, whole) if whole else None
 
 
 def _cores_here() -> frozenset[bytes]:
@@ -153,7 +149,7 @@ def _cores_here() -> frozenset[bytes]:
 
 
 def _answer(
-    driver: str, module: str, ask: Callable[[Any], list[FoundDevice]], flags: Mapping[str, str]
+    driver: str, module: str, ask: Callable[[Any], Iterator[FoundDevice]], flags: Mapping[str, str]
 ) -> Answer:
     try:
         library = import_module(module)
@@ -165,18 +161,31 @@ def _answer(
     own = (getattr(library, name, None) for name in ("NVMLError", "AmdSmiException"))
     failures = (RuntimeError, OSError, *(kind for kind in own if kind is not None))
     try:
-        reported = ask(library)
+        reported = list(ask(library))
     except failures as error:
         return Answer(driver=driver, state="none", detail=f"no device: {_first_line(error)}")
-    devices = [_identified(device, flags) for device in reported]
-    if driver == "jax":
-        devices = [_part_shown(device) for device in devices]
+    devices = []
+    for found in reported:
+        seen = DeviceSeen(name=found.name, memory_bytes=found.memory_bytes, sm_count=found.compute_units)
+        try:
+            device = identify(seen, found.arch)
+        except UnknownDevice as error:
+            devices.append(structs.replace(found, problem=error.text(flags)))
+            continue
+        key, notes, bandwidth, sheet = device.key, found.notes, found.driver_bw_gb_s, device.peak_bw_gb_s
+        if bandwidth is not None and sheet is not None and abs(bandwidth / sheet - 1) > NOTABLE_GAP:
+            clock = f"the driver's clock and bus make {bandwidth:,.0f} GB/s"
+            notes += (f"{clock}, the catalogue says {sheet:,.0f} GB/s",)
+        split = part_of(key) if driver == "jax" else None  # JAX shows the parts of a chip
+        if split is not None:
+            key, notes = split[0].key, (f"one of {split[1]} in a chip",)
+        devices.append(structs.replace(found, key=key, notes=notes))
     count = len(devices)
     detail = f"{count} device{'s' if count != 1 else ''}"
     return Answer(driver=driver, state="found" if devices else "none", detail=detail, devices=tuple(devices))
 
 
-def _ask_nvml(nvml: Any) -> list[FoundDevice]:
+def _ask_nvml(nvml: Any) -> Iterator[FoundDevice]:
     def ask(name: str, *arguments: Any) -> Any:
         # Boards with unified memory answer "not supported" to much of this.
         with suppress(nvml.NVMLError, AttributeError):
@@ -185,14 +194,13 @@ def _ask_nvml(nvml: Any) -> list[FoundDevice]:
 
     nvml.nvmlInit()
     try:
-        found = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = ask("nvmlDeviceGetMemoryInfo", handle)
             clock = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
             limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
             mode = ask("nvmlDeviceGetMigMode", handle)
-            device = FoundDevice(
+            yield FoundDevice(
                 index=index,
                 name=_text(ask("nvmlDeviceGetName", handle) or ""),
                 memory_bytes=getattr(memory, "total", None),
@@ -200,21 +208,18 @@ def _ask_nvml(nvml: Any) -> list[FoundDevice]:
                 power_limit_w=limit / 1000 if limit else None,
                 notes=("MIG is on: a slice has its share of every figure",) if mode and mode[0] else (),
             )
-            found.append(device)
-        return found
     finally:
         nvml.nvmlShutdown()
 
 
-def _ask_amdsmi(smi: Any) -> list[FoundDevice]:
+def _ask_amdsmi(smi: Any) -> Iterator[FoundDevice]:
     smi.amdsmi_init()
     try:
-        found = []
         for index, handle in enumerate(smi.amdsmi_get_processor_handles()):
             asic, vram = smi.amdsmi_get_gpu_asic_info(handle), smi.amdsmi_get_gpu_vram_info(handle)
             megabytes, units = vram.get("vram_size"), asic.get("num_compute_units")
             bandwidth = vram.get("vram_max_bandwidth")
-            device = FoundDevice(
+            yield FoundDevice(
                 index=index,
                 name=_text(asic.get("market_name") or ""),
                 memory_bytes=int(megabytes) * 2**20 if isinstance(megabytes, int) else None,
@@ -222,18 +227,15 @@ def _ask_amdsmi(smi: Any) -> list[FoundDevice]:
                 arch=_text(asic.get("target_graphics_version") or "") or None,
                 driver_bw_gb_s=float(bandwidth) if isinstance(bandwidth, (int, float)) else None,
             )
-            found.append(device)
-        return found
     finally:
         smi.amdsmi_shut_down()
 
 
-def _ask_torch(torch: Any) -> list[FoundDevice]:
-    found = []
+def _ask_torch(torch: Any) -> Iterator[FoundDevice]:
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         known = torch.cuda.get_device_properties(index)
         clock_khz, width = getattr(known, "memory_clock_rate", None), getattr(known, "memory_bus_width", None)
-        device = FoundDevice(
+        yield FoundDevice(
             index=index,
             name=known.name,
             memory_bytes=known.total_memory,
@@ -241,35 +243,11 @@ def _ask_torch(torch: Any) -> list[FoundDevice]:
             arch=getattr(known, "gcnArchName", None) or f"sm_{known.major}{known.minor}",
             driver_bw_gb_s=_bandwidth(clock_khz, 1e3, width),
         )
-        found.append(device)
-    return found
 
 
-def _ask_jax(jax: Any) -> list[FoundDevice]:
+def _ask_jax(jax: Any) -> Iterator[FoundDevice]:
     kinds = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-    return [FoundDevice(index=index, name=kind) for index, kind in enumerate(kinds)]
-
-
-def _identified(found: FoundDevice, flags: Mapping[str, str]) -> FoundDevice:
-    """Return the device with its key in the catalogue, or with why it has none."""
-    seen = DeviceSeen(name=found.name, memory_bytes=found.memory_bytes, sm_count=found.compute_units)
-    try:
-        device = identify(seen, found.arch)
-    except UnknownDevice as error:
-        return structs.replace(found, problem=error.text(flags))
-    notes, driver, sheet = found.notes, found.driver_bw_gb_s, device.peak_bw_gb_s
-    if driver is not None and sheet is not None and abs(driver / sheet - 1) > NOTABLE_GAP:
-        clock = f"the driver's clock and bus make {driver:,.0f} GB/s"
-        notes += (f"{clock}, the catalogue says {sheet:,.0f} GB/s",)
-    return structs.replace(found, key=device.key, notes=notes)
-
-
-def _part_shown(device: FoundDevice) -> FoundDevice:
-    """Return the part of a chip that JAX shows as a device, where the chip has several."""
-    split = part_of(device.key) if device.key else None
-    if split is None:
-        return device
-    return structs.replace(device, key=split[0].key, notes=(f"one of {split[1]} in a chip",))
+    return (FoundDevice(index=index, name=kind) for index, kind in enumerate(kinds))
 
 
 def _bandwidth(clock: float | None, hertz: float, width_bits: int | None) -> float | None:

@@ -92,6 +92,37 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
     # Below so many tokens per micro-batch memory is the limit, above it compute. No batch is large enough
     # if every token moves more bytes than the ridge point allows.
     room = 0.0 if ridge is None else costs.flops.hardware / ridge - costs.traffic.own
+    rates, devices, used = figures.compute(plan.dtype), plan.parallel.devices, None
+    if tok_s is not None:
+        efficiency = None if bound is None else tok_s / devices / bound.tok_s
+        flops = (costs.flops.model, costs.flops.hardware, costs.flops_palm.model)
+        peak = rates[0].per_s / FLOPS_PER_TFLOP if rates else None
+        mfu, hfu, mfu_palm = (peak and utilisation(tok_s, count, peak, devices) for count in flops)
+        highest = max(efficiency or 0.0, hfu or 0.0)
+        used = Utilisation(
+            tok_s=tok_s,
+            tok_s_per_device=tok_s / devices,
+            mfu=mfu,
+            hfu=hfu,
+            mfu_palm=mfu_palm,
+            efficiency=efficiency,
+            above_one_because=why_above_one(
+                highest, bound.kind if bound else "", seq=plan.seq, devices=devices
+            ),
+        )
+    # What is not known about the hardware has no ceiling.
+    name = figures.device.name if figures.device else "the device"
+    notes = []
+    if not rates:
+        known = ", ".join(figures.device.peak_tflops) if figures.device else ""
+        has = f" (it has {known})" if known else ""
+        text = f"no {plan.dtype} peak is known for {name}{has}: no compute ceiling, no MFU"
+        notes.append(Note("no_peak", text))
+    if not figures.bandwidth():
+        notes.append(Note("no_bandwidth", f"no memory bandwidth is known for {name}: no memory ceiling"))
+    if devices > 1 and not figures.link():
+        text = f"no link ceiling, because no link rate is known for {name}"
+        notes.append(Note("no_link_rate", text, supply="{link_gb_s}"))
     return Estimate(
         device=figures.device,
         plan=plan,
@@ -104,46 +135,6 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
         ridge_flops_per_byte=ridge,
         intensity_flops_per_byte=costs.flops.hardware / costs.traffic.total,
         crossing_tokens=costs.traffic.shared * plan.tokens / room if room > 0 else None,
-        utilisation=None if tok_s is None else _utilise(figures, costs, plan, tok_s, bound),
-        notes=(*target.notes, *_missing_figures(figures, plan), Note("traffic_model", TRAFFIC_NOTE)),
+        utilisation=used,
+        notes=(*target.notes, *notes, Note("traffic_model", TRAFFIC_NOTE)),
     )
-
-
-def _utilise(
-    figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float, bound: Ceiling | None
-) -> Utilisation:
-    """Return MFU, HFU and the share of the lowest ceiling for the throughput of the whole run."""
-    devices = plan.parallel.devices
-    rates = figures.compute(plan.dtype)
-
-    def share(flops: float) -> float | None:
-        return utilisation(tok_s, flops, rates[0].per_s / FLOPS_PER_TFLOP, devices) if rates else None
-
-    efficiency = None if bound is None else tok_s / devices / bound.tok_s
-    highest = max(known for known in (efficiency, share(costs.flops.hardware), 0.0) if known is not None)
-    return Utilisation(
-        tok_s=tok_s,
-        tok_s_per_device=tok_s / devices,
-        mfu=share(costs.flops.model),
-        hfu=share(costs.flops.hardware),
-        mfu_palm=share(costs.flops_palm.model),
-        efficiency=efficiency,
-        above_one_because=why_above_one(highest, bound.kind if bound else "", seq=plan.seq, devices=devices),
-    )
-
-
-def _missing_figures(figures: Figures, plan: Plan) -> list[Note]:
-    """Return what is not known of the hardware, and so has no ceiling."""
-    name = figures.device.name if figures.device else "the device"
-    missing = []
-    if not figures.compute(plan.dtype):
-        known = ", ".join(figures.device.peak_tflops) if figures.device else ""
-        has = f" (it has {known})" if known else ""
-        text = f"no {plan.dtype} peak is known for {name}{has}: no compute ceiling, no MFU"
-        missing.append(Note("no_peak", text))
-    if not figures.bandwidth():
-        missing.append(Note("no_bandwidth", f"no memory bandwidth is known for {name}: no memory ceiling"))
-    if plan.parallel.devices > 1 and not figures.link():
-        text = f"no link ceiling, because no link rate is known for {name}"
-        missing.append(Note("no_link_rate", text, supply="{link_gb_s}"))
-    return missing

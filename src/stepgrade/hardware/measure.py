@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from stepgrade.errors import NotMeasured, UnknownDevice
+from stepgrade.hardware.catalogue import identify
 from stepgrade.hardware.detect import OtherLoad, processor, usable_cores
-from stepgrade.hardware.identify import identify
 from stepgrade.hardware.measured import Measurement, Rate, keep_measured, measured_for
 from stepgrade.hardware.setup import CPU_KEY
 from stepgrade.model import DeviceSeen
@@ -78,7 +78,7 @@ def keep_best(measurement: Measurement, state: str | None = None) -> Measured:
 
 
 def is_busy(measurement: Measurement) -> bool:
-    """Tell whether other programs ran during the measurement."""
+    """Return whether other programs ran during the measurement."""
     return (measurement.others_share or 0.0) > BUSY_SHARE
 
 
@@ -100,28 +100,37 @@ def measure_processor(
         progress(f"memory, {name}")
         rates[name] = _rate(kernel, moved_bytes / 1e9, most_seconds)
     cores, tflops = usable_cores(), {}
-    library = f"numpy {numpy.__version__}"
+    library, dtypes = numpy, {"fp32": "float32", "fp64": "float64"}
     with ExitStack() as stack:
-        matmul: Callable[[str, int], Kernel] = partial(_numpy_matmul, numpy)
-        dtypes: tuple[str, ...] = ("fp32", "fp64")
         with suppress(ImportError):
-            torch = import_module("torch")
+            library = torch = import_module("torch")
+            dtypes = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(cores)
-            matmul, dtypes, library = (
-                partial(_torch_matmul, torch),
-                ("fp32", "bf16", "fp64"),
-                (f"torch {torch.__version__}"),
-            )
+            stack.enter_context(torch.no_grad())
+
+        def matmul(dtype: str, size: int) -> Kernel:
+            kind = getattr(library, dtypes[dtype])
+            a, b, c = (library.ones((size, size), dtype=kind) for _ in range(3))
+            return partial(library.matmul, a, b, out=c)
+
+        smallest = CPU_MATMUL_SIZES[-1]
         for dtype in dtypes:
             progress(f"matmul, {dtype}")
-            size = _fitting_size(partial(matmul, dtype))
+            # The largest size whose product is quick; some precisions are slow everywhere.
+            kernel = matmul(dtype, smallest)
+            kernel()
+            start = time.perf_counter()
+            kernel()
+            took = time.perf_counter() - start
+            quick = [size for size in CPU_MATMUL_SIZES if took * (size / smallest) ** 3 < 0.2]
+            size = (*quick, smallest)[0]
             tflops[dtype] = _rate(matmul(dtype, size), 2 * size**3 / 1e12, most_seconds)
     return Measurement(
         key=CPU_KEY,
         name=processor().name,
         date=_now(),
-        method=f"{library}, {cores} threads, STREAM copy, scale and add",
+        method=f"{library.__name__} {library.__version__}, {cores} threads, STREAM copy, scale and add",
         bandwidth_gb_s=max(rates.values(), key=lambda rate: rate.best),
         tflops=tflops,
         cores=cores,
@@ -139,11 +148,30 @@ def measure_gpu(progress: Progress) -> Measurement | None:
         return None
     progress("GPU memory, copy")
     load = OtherLoad()
-    bandwidth = _cuda_copy(torch)
+    source = torch.empty(GPU_ARRAY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+        torch.cuda.synchronize()
+
+    bandwidth = _rate(copy, 2 * GPU_ARRAY_BYTES / 1e9, MOST_SECONDS)
+
+    def matmul_rate(kind: Any, size: int) -> Rate:
+        a, b = (torch.randn(size, size, device="cuda").to(kind) for _ in range(2))
+        c = torch.empty_like(a)
+
+        def multiply() -> None:
+            for _ in range(MATMULS_PER_RUN):
+                torch.matmul(a, b, out=c)
+            torch.cuda.synchronize()
+
+        return _rate(multiply, MATMULS_PER_RUN * 2 * size**3 / 1e12, MOST_SECONDS)
+
     tflops = {}
     for dtype, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         progress(f"GPU matmul, {dtype}")
-        rates = (_cuda_matmul(torch, kind, size) for size in GPU_MATMUL_SIZES)
+        rates = (matmul_rate(kind, size) for size in GPU_MATMUL_SIZES)
         tflops[dtype] = max(rates, key=lambda rate: rate.best)
     known = torch.cuda.get_device_properties(0)
     seen = DeviceSeen(name=known.name, memory_bytes=known.total_memory, sm_count=known.multi_processor_count)
@@ -180,57 +208,6 @@ def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel,
     yield "scale", on_all(lambda x, y, _: numpy.multiply(x, 3.0, out=y)), 2 * 8 * count
     yield "add", on_all(lambda x, y, z: numpy.add(x, y, out=z)), 3 * 8 * count
     pool.shutdown()
-
-
-def _fitting_size(kernel_of: Callable[[int], Kernel]) -> int:
-    """Return the largest matrix size whose product is quick; some precisions are slow everywhere."""
-    smallest = CPU_MATMUL_SIZES[-1]
-    kernel = kernel_of(smallest)
-    kernel()
-    start = time.perf_counter()
-    kernel()
-    took = time.perf_counter() - start
-    return next(size for size in CPU_MATMUL_SIZES if size == smallest or took * (size / smallest) ** 3 < 0.2)
-
-
-def _numpy_matmul(numpy: Any, dtype: str, size: int) -> Kernel:
-    kind = numpy.float32 if dtype == "fp32" else numpy.float64
-    a, b, c = (numpy.ones((size, size), dtype=kind) for _ in range(3))
-    return partial(numpy.matmul, a, b, out=c)
-
-
-def _torch_matmul(torch: Any, dtype: str, size: int) -> Kernel:
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[dtype]
-    a, b, c = (torch.ones((size, size), dtype=kind) for _ in range(3))
-
-    def multiply() -> None:
-        with torch.no_grad():
-            torch.matmul(a, b, out=c)
-
-    return multiply
-
-
-def _cuda_copy(torch: Any) -> Rate:
-    source = torch.empty(GPU_ARRAY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-
-    def copy() -> None:
-        target.copy_(source)
-        torch.cuda.synchronize()
-
-    return _rate(copy, 2 * GPU_ARRAY_BYTES / 1e9, MOST_SECONDS)
-
-
-def _cuda_matmul(torch: Any, kind: Any, size: int) -> Rate:
-    a, b = (torch.randn(size, size, device="cuda").to(kind) for _ in range(2))
-    c = torch.empty_like(a)
-
-    def multiply() -> None:
-        for _ in range(MATMULS_PER_RUN):
-            torch.matmul(a, b, out=c)
-        torch.cuda.synchronize()
-
-    return _rate(multiply, MATMULS_PER_RUN * 2 * size**3 / 1e12, MOST_SECONDS)
 
 
 def _rate(kernel: Kernel, work: float, most_seconds: float) -> Rate:

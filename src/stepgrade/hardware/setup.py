@@ -68,7 +68,9 @@ class Setup(Struct, frozen=True, kw_only=True):
         if self.device is not None and self.device_file is not None:
             raise BadOption("the device is named twice", supply="{device} or {device_file}, not both")
         if self.model is not None and self.plan is None:
-            raise BadOption("needs the shape of the run", field="model", supply="{batch} and {seq}")
+            raise BadOption(
+                "needs the batch size and sequence length", field="model", supply="{batch} and {seq}"
+            )
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -96,7 +98,7 @@ class Target(Struct, frozen=True, kw_only=True):
     @property
     def ceilings(self) -> tuple[Ceiling, ...]:
         """Return every ceiling, in tok/s per device, the one that applies first."""
-        return ceilings(self.figures, self._all_costs, self.dtype)
+        return ceilings(self.figures, self.all_costs, self.dtype)
 
     @property
     def roof(self) -> Ceiling | None:
@@ -104,14 +106,14 @@ class Target(Struct, frozen=True, kw_only=True):
         return lowest(self.ceilings)
 
     @property
-    def traffic_bytes(self) -> float | None:
-        """Return the bytes per token; the reference's constant for its own two devices if nothing else."""
-        return self._all_costs.bytes
-
-    @property
-    def uses_reference_traffic(self) -> bool:
-        """Tell whether the bytes per token are the reference's constant."""
-        return self.costs.bytes is None and self.traffic_bytes is not None
+    def all_costs(self) -> Costs:
+        """Return the costs; if none are known, the reference's bytes per token for its own two devices."""
+        is_of_reference = self.device is not None and self.device.key in REFERENCE_DEVICES
+        # A model's own costs make the constant needless, even where only its FLOPs are known.
+        if self.costs.bytes is not None or self.costs.flops is not None or not is_of_reference:
+            return self.costs
+        count = f"{REFERENCE_BYTES_PER_TOKEN / 1e6:g} MB per token (the reference's constant)"
+        return Costs(bytes=REFERENCE_BYTES_PER_TOKEN, bytes_count=count)
 
     def share_of_peak(self, tok_s: float | None, flops: float | None) -> float | None:
         """Return the share of the peak that so many FLOPs per token take at one device's rate.
@@ -122,15 +124,6 @@ class Target(Struct, frozen=True, kw_only=True):
         if tok_s is None or flops is None or peak is None:
             return None
         return utilisation(tok_s, flops, peak.per_s / FLOPS_PER_TFLOP)
-
-    @property
-    def _all_costs(self) -> Costs:
-        is_of_reference = self.device is not None and self.device.key in REFERENCE_DEVICES
-        # A model's own costs make the constant needless, even where only its FLOPs are known.
-        if self.costs.bytes is not None or self.costs.flops is not None or not is_of_reference:
-            return self.costs
-        count = f"{REFERENCE_BYTES_PER_TOKEN / 1e6:g} MB per token (the reference's constant)"
-        return Costs(bytes=REFERENCE_BYTES_PER_TOKEN, bytes_count=count)
 
 
 class DeviceFacts(Result, frozen=True, kw_only=True):
@@ -199,7 +192,7 @@ def figures_of(setup: Setup) -> Figures:
 def chosen_device(setup: Setup) -> Device | None:
     """Return the device of the catalogue, of the user's file, or this machine's processor as measured."""
     if setup.device_file is not None:
-        from stepgrade.hardware.device_file import read_device  # rarely needed
+        from stepgrade.hardware.catalogue import read_device  # rarely needed
 
         return read_device(setup.device_file)
     if setup.device != CPU_KEY:
@@ -218,7 +211,7 @@ def costs_of(setup: Setup, shape: ModelShape | None = None) -> ModelCosts:
     from stepgrade.hardware.models.hf_config import read_model
 
     if setup.model is None or setup.plan is None:
-        raise BadOption("the costs of a run come from its model", supply="{model} with {batch} and {seq}")
+        raise BadOption("a run's costs come from its model", supply="{model} with {batch} and {seq}")
     convention = find_convention(setup.convention) if setup.convention is not None else None
     return model_costs(shape or read_model(setup.model), setup.plan, convention)
 

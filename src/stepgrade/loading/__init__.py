@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from stepgrade.config import DialectTable
-from stepgrade.errors import BadOption, UnknownFormat
-from stepgrade.loading.combine import read_run
-from stepgrade.model import Baseline, Profile
-from stepgrade.readers.discover import discover
+from stepgrade.errors import BadInput, BadOption, UnknownFormat
+from stepgrade.model import Note, Profile
+from stepgrade.model.scorecard import Baseline
+from stepgrade.readers import registry
+from stepgrade.readers.base import Kind, Part
+from stepgrade.readers.discover import RunFile, RunFiles, discover
 from stepgrade.readers.source import (
     DEFAULT_MAX_BYTES,
     MOST_UNREADABLE,
@@ -19,9 +23,15 @@ from stepgrade.readers.source import (
     Progress,
     ReadOptions,
 )
+from stepgrade.statistics import median
+from stepgrade.units import show_ms, show_share
 
 if TYPE_CHECKING:
     from stepgrade.model.events import Trace
+# Closer than this, the two agree.
+_AGREE = 0.05
+# Beyond this factor they are not of the same run, or not of the same steps.
+_TOO_FAR = 5.0
 
 
 def load(
@@ -41,12 +51,12 @@ def load(
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is detected from the content.
 
-    Several traces, or a directory of them, are the ranks of one run; a log with them belongs to it. `steps`
-    selects first to last step; `max_memory` limits the bytes decoded (default: a quarter of the machine's
-    memory); `progress` is called with bytes read and in all, `rank_progress` with ranks; `dialects` describe
-    your own log lines (`load_config`). `engine` is "here", "pool", "dask" or "dask://HOST:PORT", with so many
-    `workers`; unreadable ranks are skipped up to a share of `most_unreadable`; `sample_ranks` reads only so
-    many. Results per rank are cached unless `cache` is False.
+    Several traces, or a directory of them, are the ranks of one run, with its log if given. `steps` is the
+    first and last step to read; `max_memory` limits decoded bytes (default: a quarter of the machine's
+    memory); `progress` is called with bytes read and total, `rank_progress` with ranks; `dialects` describe
+    your own log lines (`load_config`). `engine` is "here", "pool", "dask" or "dask://HOST:PORT"; unreadable
+    ranks are skipped up to the share `most_unreadable`; `sample_ranks` limits how many ranks are read.
+    Results per rank are cached unless `cache` is False.
     """
     if workers is not None and workers < 1:
         raise BadOption("must be 1 or more", field="workers")
@@ -123,3 +133,112 @@ def traces_given(given: PathLike | Iterable[Trace]) -> Iterable[Trace]:
 
         return read_ranks([given])
     return given
+
+
+def read_run(run: RunFiles, options: ReadOptions) -> Profile | Baseline:
+    """Return the profile of a run from what its files hold, or the baseline that its only file is."""
+    if run.read is not None:
+        parts = [run.read]
+    elif run.opened is not None:
+        parts = [registry.read_source(run.opened, run.files[0].format)]
+    elif run.files[0].kind == "traces":
+        from stepgrade.loading.ranks import profile_of_files  # only for several files
+
+        parts = [Part(profile=profile_of_files(run.files, options))]
+    else:
+        parts = _read(run.files, structs.replace(options, progress=None))
+    whole = structs.replace(options, steps=None)
+    quiet = structs.replace(whole, progress=None)
+    found = combine([*parts, *_read(run.logs, whole), *_read(run.compile_logs, quiet)])
+    if not run.logs_beside or isinstance(found, Baseline):
+        return found
+    try:
+        return combine([Part(profile=found), *_read(run.logs_beside, quiet)])
+    except BadInput as error:  # nobody asked for them
+        note = Note("compile_log_unread", f"A torch.compile log among the traces was ignored: {error}")
+        return structs.replace(found, notes=(*found.notes, note))
+
+
+def _read(files: Iterable[RunFile], options: ReadOptions) -> list[Part]:
+    parts = []
+    for file in files:
+        with ByteSource(file.path, options, file.name) as source:
+            parts.append(registry.read_source(source, file.format))
+    return parts
+
+
+def combine(parts: Sequence[Part]) -> Profile | Baseline:
+    """Return the profile that the parts make up together, or the baseline that is among them."""
+    kinds: tuple[Kind, ...] = ("baseline", "profile", "traces", "hang", "memory", "log", "compile_log")
+    held = {kind: [found for part in parts if (found := getattr(part, kind)) is not None] for kind in kinds}
+    main = next(kind for kind in kinds if held[kind])
+    if len(parts) == 1 and main in ("baseline", "profile", "log"):
+        only: Profile | Baseline = held[main][0]
+        return only
+    # What needs numpy is imported only here: it takes longer than a step profile to score.
+    from stepgrade.ranks.hang import profile_of_flight_records
+    from stepgrade.ranks.recorded_ranks import merge_recordings
+    from stepgrade.trace.compilation import profile_of_compile_logs, with_compile_logs
+    from stepgrade.trace.memory import profile_of_memory
+    from stepgrade.trace.profile import profile_of_traces
+
+    becomes: dict[Kind, Callable[[list[Any]], Profile]] = {
+        "profile": lambda ranks: ranks[0] if len(ranks) == 1 else merge_recordings(ranks),
+        "traces": lambda files: profile_of_traces(files[0]),
+        "hang": profile_of_flight_records,
+        "memory": lambda recordings: profile_of_memory(recordings[0]),
+        "log": lambda logs: logs[0],
+        "compile_log": profile_of_compile_logs,
+    }
+    adds: dict[Kind, Callable[[Profile, list[Any]], Profile]] = {
+        "log": lambda profile, logs: with_log(profile, logs[0]),
+        "compile_log": with_compile_logs,
+    }
+    profile = becomes[main](held[main])
+    for kind, add in adds.items():
+        if held[kind] and kind != main:
+            profile = add(profile, held[kind])
+    return profile
+
+
+def with_log(trace: Profile, log: Profile) -> Profile:
+    """Return the trace's profile with the step times, tokens and wall time of the log.
+
+    The parts of a step are shares of the trace's steps, shown for a step as long as the log's.
+    """
+    if not log.samples_ms or not trace.mean_step_ms:
+        hint = "score them one by one"
+        raise BadInput("the trace or the log has no step times", where=log.source.shown, hint=hint)
+    in_log_ms, in_trace_ms = median(log.samples_ms), median(trace.samples_ms or (trace.mean_step_ms,))
+    factor = max(in_trace_ms, in_log_ms) / min(in_trace_ms, in_log_ms)
+    doubts: tuple[Note, ...] = ()
+    if factor >= _TOO_FAR:
+        text = f"the steps of log and trace differ by {factor:.0f} times: are they of the same run?"
+        doubts = (Note("log_of_another_run", text, fatal=True),)
+    more = in_trace_ms / in_log_ms - 1.0
+    why = f"what a run does between steps, or on other ranks, makes it {show_share(-more)} longer than traced"
+    if abs(more) <= _AGREE:
+        why = "they agree, and the log's counts"
+    elif more > 0.0:
+        why = f"profiling makes it {show_share(more)} longer, and the log's counts"
+    both = f"a step takes {show_ms(in_log_ms)} in the log and {show_ms(in_trace_ms)} in the trace"
+    tokens, ranks = log.tokens_per_step, log.counted_ranks
+    if tokens is None:
+        tokens, ranks = trace.tokens_per_step, trace.counted_ranks
+    return structs.replace(
+        trace,
+        source=structs.replace(trace.source, files=(*trace.source.files, *log.source.files)),
+        work="training" if log.work == "training" else trace.work,
+        samples_ms=log.samples_ms,
+        recorded_steps=log.recorded_steps or log.steps,
+        tokens_per_step=tokens,
+        samples_per_step=log.samples_per_step or trace.samples_per_step,
+        counted_ranks=ranks,
+        world_size=log.world_size or trace.world_size,
+        device=trace.device or log.device,
+        facts=log.facts,
+        log=log.log,
+        peak_memory_bytes=max(filter(None, (trace.peak_memory_bytes, log.peak_memory_bytes)), default=None),
+        notes=(*trace.notes, *log.notes, Note("log_and_trace", f"{both}: {why}")),
+        warnings=(*trace.warnings, *log.warnings, *doubts),
+    )

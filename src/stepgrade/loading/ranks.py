@@ -1,4 +1,4 @@
-"""The ranks of a run, each file read where an engine says, and merged to one profile.
+"""The ranks of a run: each file read by the chosen engine, and all merged to one profile.
 
 What is made of a file is the same wherever it is read, and ranks are merged in the order of their numbers: so
 the profile does not depend on how many workers there were, which of them read what, or who came first.
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -25,8 +24,8 @@ from stepgrade.errors import BadInput, EngineFailed, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
-from stepgrade.ranks.ranks import PackedRank, RankProfile, merge_ranks
-from stepgrade.ranks.recordings import join_recordings
+from stepgrade.ranks.packed_ranks import PackedRank
+from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.readers import registry
 from stepgrade.readers.discover import RunFile
 from stepgrade.readers.ranks import Processes, RankRecording, traces_in
@@ -34,7 +33,7 @@ from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
 from stepgrade.trace.profile import analyse_rank
 
-SCHEMA = 5  # of what a worker sends and a cache keeps; increase it when a field changes
+SCHEMA = 6  # of what a worker sends and a cache keeps; increase it when a field changes
 # Below this a pool takes longer to start than the files take to read.
 LEAST_BYTES_FOR_POOL = 8 << 20
 # What reading a file takes at most, of its size: text in memory, and its events in columns beside it.
@@ -54,19 +53,7 @@ class FileTask(Struct, frozen=True, kw_only=True):
     max_bytes: int
     max_memory: int
     cache: bool = False
-    path: bytes = b""  # the file's, whose name need not be text
-
-    @classmethod
-    def of(cls, file: RunFile, options: ReadOptions, max_memory: int) -> Self:
-        """Return the task of reading a file."""
-        return cls(
-            file=structs.replace(file, path=shown_path(file.path)),
-            steps=options.steps,
-            max_bytes=options.max_bytes,
-            max_memory=max_memory,
-            cache=options.cache,
-            path=os.fsencode(file.path),
-        )
+    path: bytes = b""  # of the file, whose name need not be text
 
 
 class FileRanks(Struct, frozen=True, kw_only=True):
@@ -79,33 +66,26 @@ class FileRanks(Struct, frozen=True, kw_only=True):
 
 
 def analyse_file(item: bytes, report: Report) -> bytes:
-    """Return the ranks of one file in few bytes, read now or kept from before; what engines run."""
+    """Return the ranks of one file in few bytes, read now or cached earlier; engines run this."""
     task = from_msgpack(item, FileTask)
     if task.path:
         task = structs.replace(task, file=structs.replace(task.file, path=os.fsdecode(task.path)))
     folder = cache_folder() if task.cache else None
     if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):
         return msgspec.msgpack.encode(_analyse(task, report))
-    cache, name = Cache(folder), os.path.basename(task.file.name)  # which may tell the rank
+    cache, name = Cache(folder), os.path.basename(task.file.name)  # which may contain the rank
     key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))
-    if kept := kept_ranks(cache, key, task.file.name):
-        return kept
+    with suppress(msgspec.DecodeError, BadInput, zlib.error):  # what does not decode is read again
+        found = from_msgpack(cache.get(key) or b"", FileRanks)
+        for rank in found.ranks:
+            rank.unpacked()
+        recordings = tuple(structs.replace(one, name=task.file.name) for one in found.recordings)
+        return msgspec.msgpack.encode(structs.replace(found, recordings=recordings))
     ranks = _analyse(task, report)
     result = msgspec.msgpack.encode(ranks)
     if not ranks.is_unfinished:
         cache.put(key, result)
     return result
-
-
-def kept_ranks(cache: Cache, key: str, name: str) -> bytes | None:
-    """Return what is kept, under the name that the file has now; None for what does not decode."""
-    with suppress(msgspec.DecodeError, BadInput, zlib.error):
-        found = from_msgpack(cache.get(key) or b"", FileRanks)
-        for rank in found.ranks:
-            rank.unpacked()
-        recordings = tuple(structs.replace(one, name=name) for one in found.recordings)
-        return msgspec.msgpack.encode(structs.replace(found, recordings=recordings))
-    return None
 
 
 def _analyse(task: FileTask, report: Report) -> FileRanks:
@@ -118,10 +98,10 @@ def _analyse(task: FileTask, report: Report) -> FileRanks:
     ranks, recordings = [], []
     with ByteSource(task.file.path, options, task.file.name) as source:
         if task.file.format is None and not registry.reader_for(source).rank_files:
-            return FileRanks(schema=SCHEMA, ranks=(), recordings=())  # no trace
+            return FileRanks(schema=SCHEMA, ranks=(), recordings=())  # not a trace
         try:
             traces = traces_in(source, task.file.format)
-            while trace := list(islice(traces, 1)):  # which keeps none of them
+            while trace := list(islice(traces, 1)):  # keeps none of them
                 recordings.append(RankRecording.of(trace[0], task.file.name))
                 ranks.append(analyse_rank(trace.pop()))
         except BadInput as error:
@@ -129,21 +109,16 @@ def _analyse(task: FileTask, report: Report) -> FileRanks:
                 raise
             raise BadInput(error.problem, where=error.where, hint=f"it {_STILL_WRITTEN}") from error
         is_unfinished = source.was_written()
-        if is_unfinished:
-            note = Note("still_written", f"{task.file.name} {_STILL_WRITTEN}: its end may be missing.")
-            ranks = [with_warning(rank, note) for rank in ranks]
+    if is_unfinished:
+        note = Note("still_written", f"{task.file.name} {_STILL_WRITTEN}: its end may be missing.")
+        profiles = [structs.replace(rank.profile, warnings=(note, *rank.profile.warnings)) for rank in ranks]
+        ranks = [structs.replace(rank, profile=own) for rank, own in zip(ranks, profiles, strict=True)]
     return FileRanks(
         schema=SCHEMA,
         ranks=tuple(map(PackedRank.of, ranks)),
         recordings=tuple(recordings),
         is_unfinished=is_unfinished,
     )
-
-
-def with_warning(rank: RankProfile, note: Note) -> RankProfile:
-    """Return the rank with one more warning."""
-    profile = structs.replace(rank.profile, warnings=(note, *rank.profile.warnings))
-    return structs.replace(rank, profile=profile)
 
 
 def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
@@ -157,7 +132,7 @@ def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
             "link among the others is not seen, and waiting for it shows without its cause."
         )
         profile = profile_of_files(looked_at, structs.replace(options, sample_ranks=None))
-        others = (note for note in profile.warnings if note.code != "ranks_missing")  # which this says better
+        others = (note for note in profile.warnings if note.code != "ranks_missing")  # the new note covers it
         return structs.replace(profile, warnings=(Note("ranks_sampled", text), *others))
     read, unread = read_files(files, options)
     processes = Processes()
@@ -169,8 +144,8 @@ def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
                 known = structs.replace(rank, rank=own.rank, process=processes.process_of(own), host=own.host)
             ranks.append(structs.replace(known, files=(files[index].name,)))
     if not ranks:
-        raise BadInput("holds no trace files", where=files[0].name)
-    profile = merge_ranks(join_recordings(ranks))
+        raise BadInput("contains no trace files", where=files[0].name)
+    profile = merge_ranks(ranks)
     if not unread:
         return profile
     listed = "; ".join(str(error) for _, error in sorted(unread.items())[:_MOST_LISTED])
@@ -182,10 +157,29 @@ def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
 def read_files(
     files: Sequence[RunFile], options: ReadOptions
 ) -> tuple[dict[int, FileRanks], dict[int, BadInput]]:
-    """Return what each file holds, and why some could not be read; raise BadInput for too many of those."""
+    """Return the ranks in each file, and why some could not be read; raise BadInput for too many of those."""
     memory = default_limit() if options.max_memory is None else options.max_memory
-    name, workers = choose_engine(files, options, memory)
-    tasks = [FileTask.of(file, options, memory // workers) for file in files]
+    # As many workers as cores, files and memory allow.
+    sizes = [
+        file.size_bytes * (_MEMORY_PER_PACKED_BYTE if file.path.endswith(_PACKED) else _MEMORY_PER_BYTE)
+        for file in files
+    ]
+    fitting = max(1, memory // max(sizes)) if any(sizes) else len(files)
+    workers = min(options.workers or cores(), len(files), fitting)
+    is_large = sum(file.size_bytes for file in files) >= LEAST_BYTES_FOR_POOL
+    name = options.engine or ("pool" if workers > 1 and is_large else "here")
+    workers = 1 if name == "here" else workers
+    tasks = [
+        FileTask(
+            file=structs.replace(file, path=shown_path(file.path)),
+            steps=options.steps,
+            max_bytes=options.max_bytes,
+            max_memory=memory // workers,
+            cache=options.cache,
+            path=os.fsencode(file.path),
+        )
+        for file in files
+    ]
     total_bytes = sum(file.size_bytes for file in files)
     done_bytes = [0] * len(files)
     read: dict[int, FileRanks] = {}
@@ -205,7 +199,7 @@ def read_files(
         for index, outcome in engine.map(work, report):
             answer = outcome
             if workers > 1 and outcome.error == TooLarge.__name__:
-                # What is too large for one of many workers may fit when it has all the memory.
+                # A file too large for one of many workers may fit with all the memory.
                 alone = structs.replace(tasks[index], max_memory=memory)
                 answer = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, index))
             try:
@@ -215,34 +209,18 @@ def read_files(
             except BadInput as error:
                 unread[index] = error
             except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
-                raise EngineFailed("a worker answered with something else than a rank") from error
+                raise EngineFailed("a worker returned an unexpected result") from error
             if len(unread) > options.most_unreadable * len(files):
-                raise unreadable_ranks(files, unread)
+                first = unread[min(unread)]
+                if len(unread) == 1:
+                    raise first
+                problem = (
+                    f"{first.problem}; {len(unread) - 1} more of {len(files)} ranks could not be read either"
+                )
+                raise BadInput(
+                    problem, where=first.where, hint=first.hint, supply="a larger {most_unreadable}"
+                )
             report(index, files[index].size_bytes)
     finally:
         engine.close()
     return read, unread
-
-
-def unreadable_ranks(files: Sequence[RunFile], unread: dict[int, BadInput]) -> BadInput:
-    """Return the first error, with how many others there are."""
-    error = unread[min(unread)]
-    if len(unread) == 1:
-        return error
-    problem = f"{error.problem}; {len(unread) - 1} more of {len(files)} ranks could not be read either"
-    return BadInput(problem, where=error.where, hint=error.hint, supply="a larger {most_unreadable}")
-
-
-def choose_engine(files: Sequence[RunFile], options: ReadOptions, memory: int) -> tuple[str, int]:
-    """Return the name of the engine and how many workers it may have, by cores, files and memory."""
-    largest = max(
-        file.size_bytes * (_MEMORY_PER_PACKED_BYTE if file.path.endswith(_PACKED) else _MEMORY_PER_BYTE)
-        for file in files
-    )
-    fitting = max(1, memory // largest) if largest else len(files)
-    workers = min(options.workers or cores(), len(files), fitting)
-    name = options.engine
-    if name is None:
-        is_large = sum(file.size_bytes for file in files) >= LEAST_BYTES_FOR_POOL
-        name = "pool" if workers > 1 and is_large else "here"
-    return name, 1 if name == "here" else workers

@@ -6,7 +6,12 @@ What the source did not say is None.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, structs
+
+# Times of single gaps, steps and lines, which do not grow with the step.
+_SINGLE = frozenset({"longest_ms", "stall_from_ms", "input_ms", "line", "lines"})
 
 
 class HostLine(Struct, frozen=True, kw_only=True):
@@ -212,45 +217,16 @@ class Activity(Struct, frozen=True, kw_only=True):
 
         Counts stay, and so do durations of single calls and the times of single steps.
         """
-        if factor == 1.0:
-            return self
-        kernels, gaps, optimizer, straggler = self.kernels, self.gaps, self.optimizer, self.straggler
-        loop = self.loop
-        return structs.replace(
-            self,
-            kernels=kernels
-            and structs.replace(kernels, ms=kernels.ms * factor, short_ms=kernels.short_ms * factor),
-            gaps=gaps
-            and structs.replace(
-                gaps,
-                after_sync_ms=gaps.after_sync_ms * factor,
-                stall_ms=gaps.stall_ms * factor,
-                steady_stall_ms=None if gaps.steady_stall_ms is None else gaps.steady_stall_ms * factor,
-                dispatch_ms=gaps.dispatch_ms * factor,
-            ),
-            copies=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.copies),
-            waits=tuple(
-                structs.replace(
-                    tally,
-                    ms=tally.ms * factor,
-                    idle_ms=None if tally.idle_ms is None else tally.idle_ms * factor,
-                )
-                for tally in self.waits
-            ),
-            collectives=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.collectives),
-            communication_ms=self.communication_ms * factor,
-            optimizer=optimizer
-            and structs.replace(optimizer, ms=optimizer.ms * factor, span_ms=optimizer.span_ms * factor),
-            gemms=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.gemms),
-            parts=tuple(structs.replace(part, ms=part.ms * factor) for part in self.parts),
-            matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
-            parallelism_ms={name: ms * factor for name, ms in self.parallelism_ms.items()},
-            kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
-            scalar_read_ms=self.scalar_read_ms * factor,
-            dropout_ms=self.dropout_ms * factor,
-            loop=loop and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
-            recompute_ms=self.recompute_ms * factor,
-            startup_ms=self.startup_ms * factor,
-            skew_ms=None if self.skew_ms is None else self.skew_ms * factor,
-            straggler=straggler and structs.replace(straggler, caused_ms=straggler.caused_ms * factor),
-        )
+        return self if factor == 1.0 else _scaled(self, factor)
+
+
+def _scaled(part: Any, factor: float, name: str = "") -> Any:
+    """Return the part with every time in it multiplied: the figures whose names end in `ms`."""
+    if isinstance(part, Struct):
+        times = {field: getattr(part, field) for field in part.__struct_fields__ if field not in _SINGLE}
+        return structs.replace(part, **{field: _scaled(v, factor, field) for field, v in times.items()})
+    if isinstance(part, tuple):
+        return tuple(_scaled(row, factor) for row in part)
+    if isinstance(part, dict):
+        return {key: _scaled(value, factor, name) for key, value in part.items()}
+    return part * factor if name.endswith("ms") and part is not None else part

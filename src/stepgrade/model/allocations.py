@@ -11,15 +11,8 @@ from stepgrade.model.memory import Holder, OutOfMemory
 from stepgrade.model.notes import Note
 
 # How many values of a weight's size an optimizer keeps for each weight.
-STATES_PER_WEIGHT = {
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "Adagrad": 1,
-    "RMSprop": 1,
-}
+STATES_PER_WEIGHT = dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax"), 2)
+STATES_PER_WEIGHT |= dict.fromkeys(("Adagrad", "RMSprop"), 1)
 IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_ZERO_GRAD, IN_SETUP = range(5)
 
 

@@ -1,4 +1,4 @@
-"""What the hardware allows, as a scorecard states it."""
+"""What the hardware allows, as a scorecard states it: all of a card that `estimate` and `devices` load."""
 
 from __future__ import annotations
 

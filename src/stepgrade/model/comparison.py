@@ -1,4 +1,4 @@
-"""The metrics that runs are compared by, and what a comparison and the gate find."""
+"""Metrics that runs are compared by, what a comparison and the gate find, and the trend of a history."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Noise(Struct, frozen=True, kw_only=True):
 class MetricChange(Struct, frozen=True, kw_only=True):
     """One metric before and now; `change` is a share of what was before.
 
-    It lies between `low` and `high` with 99.5 % confidence, between `near_low` and `near_high` with 90 %.
+    It lies between `low` and `high` with 99 % confidence, between `near_low` and `near_high` with 90 %.
     """
 
     metric: str
@@ -205,3 +205,53 @@ class GateReport(Result, Comparison, frozen=True, kw_only=True):
             "source": self.source,
         }
         return verdict | super().to_dict()
+
+
+class RunRow(Struct, frozen=True, kw_only=True):
+    """A run in the history, without its scorecard."""
+
+    id: int
+    added_at: str
+    digest: str
+    commit: str | None
+    branch: str | None
+    labels: dict[str, str]
+    source: str
+    grade: str
+    metrics: dict[str, float]
+
+
+class Point(Struct, frozen=True, kw_only=True, gc=False):
+    """The metric of one run."""
+
+    id: int
+    value: float
+
+
+class ChangePoint(Struct, frozen=True, kw_only=True):
+    """A new level from `index` on; `change` is a share of the level before."""
+
+    index: int
+    before: float
+    after: float
+    change: float
+
+
+class LevelChange(ChangePoint, frozen=True, kw_only=True):
+    """A new level in a history: between which runs and commits."""
+
+    last: Point
+    first: Point
+    last_commit: str | None = None
+    first_commit: str | None = None
+
+
+class Trend(Struct, frozen=True, kw_only=True):
+    """A metric over the runs of a branch, oldest first, and where its level changed."""
+
+    metric: str
+    branch: str | None
+    digest: str
+    history: str
+    points: tuple[Point, ...]
+    changes: tuple[LevelChange, ...]

@@ -47,37 +47,45 @@ class RangeKind(IntEnum):
     OVERHEAD = 2  # the profiler's own work (`overhead`): buffer requests and flushes
 
 
-class HostOps(Struct, frozen=True, eq=False, kw_only=True):
-    """Framework operations on host threads (`cpu_op`)."""
+class TimedEvents(Struct, frozen=True, eq=False, kw_only=True):
+    """Events of one kind, in columns."""
 
     name: Ids
     start_ns: Longs
     dur_ns: Wholes
+
+    @property
+    def end_ns(self) -> Longs:
+        """Return when each event ends."""
+        return self.start_ns + self.dur_ns
+
+
+class HostEvents(TimedEvents, frozen=True, eq=False, kw_only=True):
+    """Events on host threads."""
+
     thread: Ids  # index into Trace.threads
+
+
+class HostOps(HostEvents, frozen=True, eq=False, kw_only=True):
+    """Framework operations (`cpu_op`)."""
+
     external_id: Wholes
     sequence: Wholes
     forward_thread: Wholes  # as the profiler numbers it in "Fwd thread id"
     inputs: Ids  # index into Trace.inputs
 
 
-class HostCalls(Struct, frozen=True, eq=False, kw_only=True):
+class HostCalls(HostEvents, frozen=True, eq=False, kw_only=True):
     """Calls of the device runtime or driver: launches, copies, synchronisation."""
 
-    name: Ids
-    start_ns: Longs
-    dur_ns: Wholes
-    thread: Ids
     correlation: Wholes
     external_id: Wholes
 
 
-class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
+class DeviceWork(TimedEvents, frozen=True, eq=False, kw_only=True):
     """Kernels, copies and memsets on the device."""
 
-    name: Ids
     kind: Kinds  # DeviceEvent
-    start_ns: Longs
-    dur_ns: Wholes
     device: Ids
     stream: Wholes
     correlation: Wholes
@@ -87,27 +95,21 @@ class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
     launch: Ids | None = None  # index into Trace.launches, where the profiler says how kernels were launched
 
 
-class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
-    """Named ranges on host threads: annotations and module frames."""
+class HostRanges(HostEvents, frozen=True, eq=False, kw_only=True):
+    """Named ranges: annotations and module frames."""
 
-    name: Ids
     kind: Kinds  # RangeKind
-    start_ns: Longs
-    dur_ns: Wholes
-    thread: Ids
     external_id: Wholes
     python_id: Wholes  # "Python id" of a module frame
     python_parent: Wholes
     inputs: Ids | None = None  # index into Trace.inputs, where annotations have any
 
 
-class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
-    """Python functions on host threads: all of the user's, of others those that take long."""
+class HostFrames(HostEvents, frozen=True, eq=False, kw_only=True):
+    """Python functions: all of the user's, of others those that take long.
 
-    name: Ids
-    start_ns: Longs  # of a function that ran when recording began, less than 0
-    dur_ns: Wholes
-    thread: Ids
+    A function that ran when recording began starts before 0.
+    """
 
 
 class MemoryEvents(Struct, frozen=True, eq=False, kw_only=True):
@@ -133,12 +135,9 @@ class DeviceCounters(Struct, frozen=True, eq=False, kw_only=True):
     value: NDArray[np.float64]
 
 
-class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
+class DeviceRanges(TimedEvents, frozen=True, eq=False, kw_only=True):
     """Annotations as the profiler projects them on streams (`gpu_user_annotation`): not busy time."""
 
-    name: Ids
-    start_ns: Longs
-    dur_ns: Wholes
     device: Ids
     stream: Wholes
     external_id: Wholes
@@ -224,7 +223,7 @@ class Profiler(Struct, frozen=True, kw_only=True):
 
 
 class Trace(Struct, frozen=True, eq=False, kw_only=True):
-    """Everything one rank's trace tells, ready to be analysed."""
+    """One rank's trace as columns of events, ready for analysis."""
 
     file: str
     profiler: Profiler

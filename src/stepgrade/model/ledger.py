@@ -29,7 +29,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
         float | None,
         Account(
             words="computes",
-            charged="compute runs, whatever else runs beside it",
+            charged="compute runs, alone or with other work",
             colour="c-compute",
         ),
     ] = None

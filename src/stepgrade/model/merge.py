@@ -285,10 +285,6 @@ class _MeanActivity:
         return Activity(**{name: merger.result(self._count) for name, merger in self._fields.items()})
 
 
-def _sum_if_all(figures: list[Any]) -> Any:
-    return None if None in figures else sum(figures)
-
-
 def _largest(key: Callable[[Any], float], known: Any, value: Any) -> Any:
     return value if known is None or (value is not None and key(value) > key(known)) else known
 
@@ -299,7 +295,7 @@ first: Policy = partial(_Fold, lambda known, _: known)
 first_known: Policy = partial(_Fold, lambda known, value: value if known in _UNKNOWN else known)
 largest: Policy = partial(_Fold, partial(_largest, float))
 total: Policy = partial(_All, lambda figures: sum(figure or 0 for figure in figures) or None)
-total_if_all: Policy = partial(_All, _sum_if_all)
+total_if_all: Policy = partial(_All, lambda figures: None if None in figures else sum(figures))
 least_known: Policy = partial(_All, lambda shares: min((s for s in shares if s is not None), default=None))
 least: Policy = partial(_All, lambda shares: min(share or 0.0 for share in shares))
 joined: Policy = partial(_All, lambda samples: tuple(chain.from_iterable(samples)))

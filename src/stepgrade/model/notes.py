@@ -102,15 +102,21 @@ def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[st
     except msgspec.ValidationError:
         coded = iter(())
     notes: dict[str, list[Any]] = {}
-    for name in fields:
-        texts = document.get(name)
-        if isinstance(texts, list):
-            notes[name] = [_decoded(text, next(coded, None)) for text in texts]
+    for name, texts in ((name, document.get(name)) for name in fields):
+        if not isinstance(texts, list):
+            continue
+        notes[name] = []
+        for text in texts:
+            note = next(coded, None)
+            if note is None or note.text != text:
+                notes[name].append({"code": "", "text": text})
+                continue
+            # The text in JSON ends with what to supply and how many more ranks have the note.
+            added = str(structs.replace(note, text=""))
+            notes[name].append(structs.replace(note, text=text.removesuffix(added)))
     return document | notes
 
 
-def _decoded(text: Any, note: Note | None) -> Any:
-    if note is None or note.text != text:
-        return {"code": "", "text": text}
-    # The text in JSON ends with what to supply and how many more ranks have the note.
-    return structs.replace(note, text=note.text.removesuffix(str(structs.replace(note, text=""))))
+def by_weight(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the notes in the order in which they are shown: fatal ones, what was lost, the others."""
+    return tuple(sorted(notes, key=lambda note: (not note.fatal, note.code != "lost")))

@@ -8,22 +8,18 @@ Where the number of steps is not known, all of them count as one. What the sourc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity, KernelUse
-from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
-from stepgrade.model.hang import Hang
-from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger
-from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
-from stepgrade.model.operations import Operation, Span
+from stepgrade.model.operations import LayerStep, ModuleStep, Operation, Span
+from stepgrade.model.ranks import Communication, Hang, ManyRanks
 from stepgrade.model.step_log import RunFacts, StepLog
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_ms
@@ -33,6 +29,7 @@ STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, eac
 APR_PROFILER_V1 = "apr_training_profiler_v1"
 LOG = "log"
 WorkKind = Literal["training", "inference", "unknown"]  # what the steps hold
+WORK_UNKNOWN = "work_unknown"  # the code of the note that says what would show the work
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
@@ -142,34 +139,31 @@ class Profile(Struct, frozen=True, kw_only=True):
     warnings: tuple[Note, ...] = ()  # what limits what the source can tell; a fatal one forbids a grade
 
     def __post_init__(self) -> None:
-        for place, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
+        for name, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
             if count is not None and not 0 <= count <= LARGEST_COUNT:
-                raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
-        for place, value in self._figures():
-            check_figure(place, value)
+                raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=name)
+        figures: list[tuple[str, float | None]] = [
+            ("step time", self.mean_step_ms),
+            ("wall coverage", self.wall_coverage),
+            ("throughput", self.throughput_tok_s),
+            ("tokens per step", self.tokens_per_step),
+            ("samples per step", self.samples_per_step),
+            ("peak memory", self.peak_memory_bytes),
+            *(("a step's sample", ms) for ms in self.samples_ms),
+            *((f"phase {p.name!r}", figure) for p in self.phases for figure in (p.ms, p.average_ms, p.share)),
+        ]
+        for layer in self.layers:
+            name = f"layer {layer.layer}"
+            figures += [(name, layer.fwd_ms), (name, layer.bwd_ms)]
+            figures += [(f"{name}, op {op!r}", ms) for op, ms in layer.ops.items()]
+        figures += [(f"op {op.name!r}", op.ms) for op in self.operations]
+        for name, value in figures:
+            check_figure(name, value)
 
     def __repr__(self) -> str:
         steps = "steps not counted" if self.steps is None else f"{self.steps} steps"
         mean = "" if self.mean_step_ms is None else f" of {show_ms(self.mean_step_ms)}"
         return f"<Profile {self.source.format}, {steps}{mean}, {self.source.shown}>"
-
-    def _figures(self) -> Iterator[tuple[str, float | None]]:
-        """Yield every measured figure with the name it has for people."""
-        yield "step time", self.mean_step_ms
-        yield "wall coverage", self.wall_coverage
-        yield "throughput", self.throughput_tok_s
-        yield "tokens per step", self.tokens_per_step
-        yield "samples per step", self.samples_per_step
-        yield "peak memory", self.peak_memory_bytes
-        yield from (("a step's sample", ms) for ms in self.samples_ms)
-        for phase in self.phases:
-            place = f"phase {phase.name!r}"
-            yield from ((place, figure) for figure in (phase.ms, phase.average_ms, phase.share))
-        for layer in self.layers:
-            place = f"layer {layer.layer}"
-            yield from ((place, figure) for figure in (layer.fwd_ms, layer.bwd_ms))
-            yield from ((f"{place}, op {name!r}", ms) for name, ms in layer.ops.items())
-        yield from ((f"op {op.name!r}", op.ms) for op in self.operations)
 
     def total(self, ms: float) -> float:
         """Return what a figure per step is over all steps, without the last bits that dividing it lost."""
@@ -191,9 +185,9 @@ class Profile(Struct, frozen=True, kw_only=True):
         return all(figure is None for figure in measured) and not any(parts)
 
 
-def check_figure(place: str, value: float | None) -> None:
+def check_figure(name: str, value: float | None) -> None:
     """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
     # Whole numbers of JSON may be larger than any float.
     if value is not None and not 0.0 <= value <= sys.float_info.max:
         shown = "one beyond all measure" if abs(value) > sys.float_info.max else f"{value:g}"
-        raise BadInput(f"must be a finite number of 0 or more, not {shown}", where=place)
+        raise BadInput(f"must be a finite number of 0 or more, not {shown}", where=name)

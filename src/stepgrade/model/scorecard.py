@@ -1,4 +1,4 @@
-"""The scorecard of contract v2: v1's eleven fields with their names and meanings, and what is new."""
+"""The scorecard of contract v2: v1's eleven fields and what is new; and the baseline that it leaves."""
 
 from __future__ import annotations
 
@@ -13,22 +13,60 @@ from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import MissingExtra
 from stepgrade.model.activity import CopyRow, KernelUse
 from stepgrade.model.ceiling import Ceiling, Roof
-from stepgrade.model.collectives import CollectiveFit, CollectiveRow, ExpertUse, PipelineUse
-from stepgrade.model.comparison import MetricChange, Shift, StepChange
+from stepgrade.model.comparison import METRICS, MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
-from stepgrade.model.finding import Finding
-from stepgrade.model.fingerprint import Fingerprint
-from stepgrade.model.hang import Hang
-from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.ledger import Ledger
-from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note, NotebookResult, texts_to_notes
-from stepgrade.model.operations import Operation, Span
-from stepgrade.model.profile import PhaseShare, RankRow, Source, WorkKind
+from stepgrade.model.operations import LayerStep, ModuleStep, Operation, Span
+from stepgrade.model.profile import PhaseShare, RankRow, Source, WorkKind, check_figure
+from stepgrade.model.ranks import CollectiveFit, CollectiveRow, ExpertUse, Hang, ManyRanks, PipelineUse
 from stepgrade.model.step_log import Goodput
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
+
+Severity = Literal["info", "warning", "critical"]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing worth knowing about a run; gains are shares of the step (0 to 1).
+
+    `gain_high` is what the ledger holds of it, `gain_low` what is realistic and `gain_basis` says why.
+    `consequences` are claims of rules that saw the same cause from another side. `where` is the line of the
+    user's Python code ("file.py:12") that the time goes to, where the source recorded stacks.
+    """
+
+    rule: str
+    severity: Severity
+    claim: str
+    evidence: dict[str, float | str]
+    remedy: str
+    gain_low: float
+    gain_high: float
+    check: str
+    area: str = ""
+    gain_basis: str = ""
+    account: str | None = None  # the account of the ledger that the gain comes out of
+    consequences: tuple[str, ...] = ()
+    warning: str | None = None  # the code of the warning about the source that it repeats
+    where: str | None = None
+
+
+class Fingerprint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The circumstances of a run; None and empty are what nobody said."""
+
+    device: str | None = None
+    devices: int | None = None
+    model: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    tokens_per_step: float | None = None
+    samples_per_step: float | None = None  # where there are no tokens
+    precision: str | None = None
+    world_size: int | None = None
+    versions: dict[str, str] = {}
+    profiler: str | None = None
+
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
@@ -101,7 +139,7 @@ class Throughput(Struct, frozen=True, kw_only=True):
 
 
 class Scorecard(NotebookResult, frozen=True, kw_only=True):
-    """What a run reached of what it could reach, and why."""
+    """A run's grade, bottleneck and findings, with their evidence."""
 
     VERSION: ClassVar[int] = 2
     NOTES = ("notes", "fitness", "ungraded_because", "differences")
@@ -184,24 +222,14 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:
-        """Return the card of a JSON that `to_json` wrote; raise msgspec.DecodeError for anything else."""
+        """Return the card that `to_json` wrote; raise msgspec.DecodeError for anything else."""
         document = from_json(text, dict[str, Any])
         return from_builtins(texts_to_notes(document, cls.NOTES), cls)
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Return the figures that runs are compared by, under their names in METRICS."""
-        return {
-            "step_time_ms": self.step_time_ms,
-            "throughput_tok_s": self.throughput_tok_s,
-            "samples_s": self.samples_s,
-            "efficiency": self.efficiency,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "wall_coverage": self.wall_coverage,
-            "launches_per_step": self.launches_per_step,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
+        """Return the figures that runs are compared by."""
+        return {name: getattr(self, name) for name in METRICS}
 
     def part_ms(self, share: float) -> float:
         """Return how long a share of the step takes; 0 without a step time."""
@@ -215,7 +243,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         reached = "" if self.efficiency is None else f" {show_share(self.efficiency)}"
-        bound = f", {self.grade_at_most} or lower" if self.grade_at_most else ""
+        bound = f", {self.grade_at_most} at best" if self.grade_at_most else ""
         return f"<Scorecard {self.grade}{reached}{bound}, bottleneck {self.bottleneck}, {self.source.shown}>"
 
     def operations_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
@@ -223,39 +251,99 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
 
         One row each, longest first. `library` asks for one of them; raise MissingExtra without it.
         """
-        texts = ("name", "class", "roof")
-        numbers = (
-            "ms",
-            "share",
-            "calls",
-            "flops",
-            "bytes",
-            "roof_share",
-            "mean_ms",
-            "flops_per_s",
-            "bytes_per_s",
-        )
-        return _frame(msgspec.to_builtins(self.operations), texts, numbers, library)
+        numbers = "ms share calls flops bytes roof_share mean_ms flops_per_s bytes_per_s"
+        return _frame(msgspec.to_builtins(self.operations), "name class roof", numbers, library)
 
     def layers_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
         """Return the layers as a DataFrame, one row each; as `operations_frame`."""
-        texts = ("layer", "name", "top_op")
-        numbers = ("fwd_ms", "bwd_ms", "recompute_ms", "ratio", "top_op_share")
-        return _frame(msgspec.to_builtins(self.layers), texts, numbers, library)
+        numbers = "fwd_ms bwd_ms recompute_ms ratio top_op_share"
+        return _frame(msgspec.to_builtins(self.layers), "layer name top_op", numbers, library)
 
 
-def _frame(
-    rows: list[dict[str, Any]], texts: tuple[str, ...], numbers: tuple[str, ...], library: str | None
-) -> Any:
+def _frame(rows: list[dict[str, Any]], texts: str, numbers: str, library: str | None) -> Any:
     """Return a DataFrame in which a figure that is not known is missing, not an object."""
     names = ("pandas", "polars") if library is None else (library,)
-    columns = {column: [row[column] for row in rows] for column in (*texts, *numbers)}
+    columns = {column: [row[column] for row in rows] for column in f"{texts} {numbers}".split()}
     for name in names:
         try:
             module: Any = import_module(name)  # Any: nothing else needs it, and its types are not installed
         except ImportError:
             continue
         if name == "polars":
-            return module.DataFrame(columns, schema_overrides=dict.fromkeys(numbers, module.Float64))
-        return module.DataFrame(columns).astype(dict.fromkeys(numbers, "float64"))
+            return module.DataFrame(columns, schema_overrides=dict.fromkeys(numbers.split(), module.Float64))
+        return module.DataFrame(columns).astype(dict.fromkeys(numbers.split(), "float64"))
     raise MissingExtra(f"a frame needs {' or '.join(names)}", hint=f"pip install {names[0]}")
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """What a run reached, per step; None or empty where its scorecard has no value."""
+
+    name: str
+    throughput_tok_s: float | None = None
+    samples_s: float | None = None
+    step_ms: float | None = None
+    wall_coverage: float | None = None
+    device: str | None = None
+    ledger: Ledger | None = None
+    phases_ms: dict[str, float] = {}
+    samples_ms: tuple[float, ...] = ()
+    operations_ms: dict[str, float] = {}
+    operation_calls: dict[str, float] = {}
+    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
+    phase_samples_ms: dict[str, tuple[float, ...]] = {}
+    layers_ms: dict[str, float] = {}
+    launches_per_step: float | None = None
+    peak_memory_bytes: float | None = None
+    tokens_per_step: float | None = None
+    fingerprint: Fingerprint | None = None
+
+    def __post_init__(self) -> None:
+        figures = {
+            "throughput": self.throughput_tok_s,
+            "samples per second": self.samples_s,
+            "step time": self.step_ms,
+            "coverage": self.wall_coverage,
+            "launches": self.launches_per_step,
+            "peak memory": self.peak_memory_bytes,
+        }
+        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
+            check_figure(place, value)
+        for value in self.samples_ms:
+            check_figure("a step's sample", value)
+
+    @classmethod
+    def of(cls, card: Scorecard, name: str | None = None) -> Baseline:
+        """Return a card as a baseline; `name` defaults to the names of its files."""
+        operations_ms = {
+            # Cards of before 0.2 hold the mean of all steps in `ms`; the share of the step was the same.
+            op.name: op.share * card.step_time_ms if op.share and card.step_time_ms else op.ms
+            for op in card.operations
+            if op.ms
+        }
+        return cls(
+            name=", ".join(card.source.files) if name is None else name,
+            # Contract v1 writes 0 for what was not measured.
+            throughput_tok_s=card.throughput_tok_s or None,
+            samples_s=card.samples_s or None,
+            step_ms=card.step_time_ms or None,
+            wall_coverage=card.wall_coverage or None,
+            device=card.device.key if card.device else None,
+            ledger=card.ledger,
+            phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
+            samples_ms=card.steps.samples_ms if card.steps else (),
+            operations_ms=operations_ms,
+            operation_calls={op.name: op.calls for op in card.operations if op.calls},
+            operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
+            phase_samples_ms={
+                name: phase.samples_ms for name, phase in card.phases.items() if phase.samples_ms
+            },
+            layers_ms={
+                layer.name or f"layer {layer.layer}": ms
+                for layer in card.layers
+                if (ms := (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0))
+            },
+            launches_per_step=card.launches_per_step,
+            peak_memory_bytes=card.peak_memory_bytes,
+            tokens_per_step=card.throughput.tokens_per_step if card.throughput else None,
+            fingerprint=card.fingerprint,
+        )

@@ -1,10 +1,11 @@
-"""The kind of work that a kernel or an operation does, by its name."""
+"""What work a kernel or operation does, for which part of a model and in which direction, by its name."""
 
 from __future__ import annotations
 
 import re
 from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 
 
 class WorkClass(IntEnum):
@@ -168,18 +169,82 @@ def classify(name: str) -> WorkClass:
         for word in words:
             if word in text:
                 return work_class
-        if pattern is not None and _compiled(pattern).search(text):
+        if pattern is not None and re.search(pattern, text):
             return work_class
     return WorkClass.OTHER
 
 
-def classify_words(name: str) -> WorkClass:
-    """Return the same by plain words alone, which is enough for names that people chose."""
-    text = name[:_LONGEST].lower()
-    found = (work_class for work_class, words, _ in _RULES if any(word in text for word in words))
-    return next(found, WorkClass.OTHER)
+# The first role that has a word of the name decides. Words are those of common model codes.
+_ROLE_WORDS = {
+    "qkv": (
+        WorkClass.GEMM,
+        "qkv q k v wq wk wv query key value q_proj k_proj v_proj qkv_proj c_attn in_proj to_q to_k to_v",
+    ),
+    "attention out": (WorkClass.GEMM, "o_proj out_proj wo attn_out to_out o dense_out"),
+    "mlp up": (WorkClass.GEMM, "gate up gate_proj up_proj gate_up fc1 w1 w3 c_fc wi ffn1 dense_h_to_4h"),
+    "mlp down": (WorkClass.GEMM, "down down_proj fc2 w2 mlp_out ffn2 dense_4h_to_h"),
+    "head": (WorkClass.GEMM, "lm_head head logits lmhead unembed output_layer"),
+    "embedding": (WorkClass.EMBEDDING, "embed embedding wte wpe embed_tokens emb tok_embeddings"),
+    "rope": (None, "rope rotary"),
+    "lora": (WorkClass.GEMM, "lora lora_a lora_b adapter"),
+    "experts": (WorkClass.GEMM, "expert experts moe router"),
+    "loss": (WorkClass.SOFTMAX, "loss ce nll cross_entropy crossentropy"),
+    "norm": (WorkClass.NORM, "norm rmsnorm layernorm ln ln1 ln2 rms_norm layer_norm input_layernorm"),
+    "attention": (None, "attention attn sdpa softmax flash self_attn"),
+    "mlp": (WorkClass.GEMM, "mlp ffn feedforward feed_forward silu gelu swiglu"),
+}
+_ROLES = {role: frozenset(words.split()) for role, (_, words) in _ROLE_WORDS.items()}
+_UPDATES = frozenset({"adam", "adamw", "optim", "optimizer", "sgd", "muon"})
+_BACKWARD = frozenset(["bwd", "backward", "grad", "dgrad", "wgrad", "bw"])
+_FORWARD = frozenset(["fwd", "forward", "fw"])
+_WORD = re.compile(r"[a-z0-9]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_LONGEST_ROLE = 200
 
 
-@lru_cache(maxsize=100)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+@lru_cache(maxsize=10_000)
+def role_of(name: str) -> str | None:
+    """Return the part of a model that an operation or module is; None if unknown."""
+    words = _words(name)
+    return next((role for role, known in _ROLES.items() if words & known), None)
+
+
+@lru_cache(maxsize=10_000)
+def class_of(name: str) -> WorkClass:
+    """Return the work class of an operation, also where its name is a part of a model (`mlp_down`)."""
+    words = _words(name) if "::" not in name else frozenset()
+    role = role_of(name) if words else None
+    if role == "norm":
+        return WorkClass.NORM
+    if words & _UPDATES:
+        return WorkClass.OPTIMIZER
+    if words:  # plain words are enough for names that people chose
+        text = name[:_LONGEST].lower()
+        found = next((kind for kind, known, _ in _RULES if any(word in text for word in known)), None)
+        if role in ("qkv", "attention out") and found is WorkClass.ATTENTION:  # c_attn is a product
+            return WorkClass.GEMM
+        if found is None and role is not None:
+            found = _ROLE_WORDS[role][0]
+        if found is not None:
+            return found
+    return classify(name)
+
+
+@lru_cache(maxsize=10_000)
+def direction_of(name: str) -> str | None:
+    """Return forward or backward; None if unknown."""
+    words = _words(name)
+    if words & _BACKWARD or "Backward" in name[:_LONGEST_ROLE]:
+        return "backward"
+    return "forward" if words & _FORWARD else None
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a name, alone and joined with their neighbour."""
+    text = name[:_LONGEST_ROLE]
+    if not text.islower():
+        text = _CAMEL.sub("_", text)
+    words = _WORD.findall(text.casefold())
+    stems = [word for word in words if not word.isdecimal()]
+    pairs = [f"{word}_{following}" for word, following in pairwise(stems)]
+    return frozenset((*stems, *pairs))

@@ -17,12 +17,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveRow
 from stepgrade.model.ledger import Ledger
-from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPart
 from stepgrade.model.profile import RankRow
-from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
-from stepgrade.ranks.arrivals import Arrivals, ProcessGroup
+from stepgrade.model.ranks import CollectiveRow, ManyRanks, RankGroups, RankSpread, SlowPart
+from stepgrade.naming.kernels import CollectiveKind, collective_kind
+from stepgrade.ranks.collectives import Arrivals, ProcessGroup
 from stepgrade.statistics import median, quantile
 from stepgrade.units import NS_PER_MS, show_numbers
 
@@ -45,7 +44,7 @@ class HostRanks(NamedTuple):
 
 
 class RankParts(Struct, frozen=True, kw_only=True):
-    """What is known of the ranks' places: their process groups and their hosts."""
+    """What is known of the ranks' positions: their process groups and their hosts."""
 
     groups: frozenset[tuple[ProcessGroup, str]]  # and the name of a collective in it
     hosts: tuple[HostRanks, ...]  # in the order of their ranks; none where they are not known
@@ -77,14 +76,14 @@ def describe_ranks(
     parts: RankParts,
     rates: Sequence[CollectiveRow],
 ) -> ManyRanks | None:
-    """Return what the ranks tell together; None for few. `ledgers` are each rank's, of the common steps."""
+    """Return what many ranks show together; None for few. `ledgers` are each rank's, of the common steps."""
     if len(times) < LEAST_RANKS:
         return None
     ranks = [time.rank for time in times]
-    lengths = {len(of_rank) for of_rank in ledgers.values()}
+    lengths = {len(own) for own in ledgers.values()}
     busy = np.zeros((len(ranks), 0))
     if set(ledgers) == set(ranks) and len(lengths) == 1:
-        rows = [[one.total - (one.exposed_communication or 0) for one in ledgers[rank]] for rank in ranks]
+        rows = [[step.total - (step.exposed_communication or 0) for step in ledgers[rank]] for rank in ranks]
         busy = np.array(rows, np.float64).reshape(len(ranks), -1) / NS_PER_MS
     spreads = [_spread("step", ranks, [time.step_ms for time in times])]
     if busy.shape[1]:
@@ -93,6 +92,11 @@ def describe_ranks(
         spreads.append(_spread("waiting", ranks, [time.wait_ms or 0.0 for time in times]))
     dimensions = _dimensions(parts, len(ranks))
     slow = list(_slow_parts(_Busy(ranks, busy), dimensions, parts.hosts)) if busy.shape[1] else []
+    wandering = False  # most steps have a slow rank, but not the same one
+    if not slow and busy.shape[1] > 1:
+        late = busy.max(axis=0) > (1 + SLOWER) * np.quantile(busy, 0.25, axis=0)
+        who = Counter(busy.argmax(axis=0)[late].tolist())
+        wandering = bool(late.mean() >= MOST_OF_A_PART and max(who.values()) <= IN_TURNS * busy.shape[1])
     return ManyRanks(
         ranks=len(ranks),
         hosts=len(parts.hosts) or None,
@@ -103,7 +107,7 @@ def describe_ranks(
             for name, rows in sorted(dimensions.items())
         ),
         slow=(*slow, *_slow_links(rates, parts.hosts)),
-        wandering=not slow and _is_wandering(busy),
+        wandering=wandering,
     )
 
 
@@ -152,12 +156,12 @@ class _Busy:
         self._busy, self._own = busy, busy.mean(axis=1)
         self._usual = quantile(sorted(self._own.tolist()), 0.25)
         self._usual_of_step = np.quantile(busy, 0.25, axis=0)
-        self._place = {rank: number for number, rank in enumerate(ranks)}
+        self._index = {rank: number for number, rank in enumerate(ranks)}
         self.slow = {rank for rank in ranks if self.of(rank) > (1 + SLOWER) * self._usual}
 
     def of(self, rank: int) -> float:
         """Return the mean of a rank."""
-        return float(self._own[self._place[rank]])
+        return float(self._own[self._index[rank]])
 
     def are_slow(self, members: Sequence[int], share: float = MOST_OF_A_PART) -> bool:
         """Tell whether so large a share of these ranks is slow, and they are not all there are."""
@@ -166,7 +170,7 @@ class _Busy:
 
     def part(self, kind: str, name: str, members: Sequence[int]) -> SlowPart:
         """Return these ranks as what is slow."""
-        rows = [self._place[rank] for rank in members]
+        rows = [self._index[rank] for rank in members]
         shown = show_numbers(members)
         late = self._busy[rows].mean(axis=0) > (1 + SLOWER) * self._usual_of_step
         return SlowPart(
@@ -192,7 +196,7 @@ def _slow_parts(
         if busy.are_slow(members, share=1.0):  # a stage that is slow by one host alone is that host
             yield busy.part("stage", f"stage {number}", members)
             explained.update(members)
-    slow = [place for place, host in enumerate(hosts) if busy.are_slow(_left(host.ranks, explained))]
+    slow = [index for index, host in enumerate(hosts) if busy.are_slow(_left(host.ranks, explained))]
     for first, last in in_rows(slow)[:_MOST_LISTED]:
         together = hosts[first : last + 1]
         members = _left((rank for host in together for rank in host.ranks), explained)
@@ -233,60 +237,44 @@ def name_hosts(hosts: Sequence[HostRanks]) -> str:
     return f"hosts {names[0]} to {names[-1]}"
 
 
-def _is_wandering(busy: NDArray[np.float64]) -> bool:
-    if busy.shape[1] < 2:
-        return False
-    late = busy.max(axis=0) > (1 + SLOWER) * np.quantile(busy, 0.25, axis=0)
-    who = Counter(busy.argmax(axis=0)[late].tolist())
-    return bool(late.mean() >= MOST_OF_A_PART and max(who.values()) <= IN_TURNS * busy.shape[1])
-
-
 def _slow_links(rates: Iterable[CollectiveRow], hosts: Sequence[HostRanks]) -> Iterator[SlowPart]:
     """Yield groups in which data moves slower than in others of that size, or the switch that they share."""
     alike: dict[tuple[str, int | None, float | None], list[tuple[float, CollectiveRow]]] = defaultdict(list)
-    for one in rates:
-        if one.moving_ms and one.calls:
-            alike[one.name, one.group_size, one.bytes].append((one.moving_ms / one.calls, one))
+    for row in rates:
+        if row.moving_ms and row.calls:
+            alike[row.name, row.group_size, row.bytes].append((row.moving_ms / row.calls, row))
     slower = list[tuple[float, CollectiveRow]]()
     for rows in alike.values():
         usual = median(ms for ms, _ in rows)
-        slower += [(ms / usual - 1, one) for ms, one in rows if usual and len(rows) >= LEAST_GROUPS]
-    slow = [(share, one) for share, one in slower if share > SLOWER_LINK]
-    switch = _shared_switch(slow, [one for share, one in slower if share <= SLOWER_LINK], hosts)
-    if switch:
-        yield switch
-        return
-    for share, one in sorted(slow, key=lambda row: -row[0])[:_MOST_LISTED]:
-        ranks = listed_ranks(one)
-        shown = show_numbers(ranks)
-        if one.group_size and one.group_size > len(ranks):  # Kineto lists the first 30
-            shown = f"{show_numbers(ranks[:_MOST_NAMED])} and {one.group_size - _MOST_NAMED} more"
-        yield SlowPart(kind="link", name=f"{one.name} between ranks {shown}", ranks=shown, slower=share)
+        slower += [(ms / usual - 1, row) for ms, row in rows if usual and len(rows) >= LEAST_GROUPS]
+    slow = [(share, row) for share, row in slower if share > SLOWER_LINK]
+    host_of = {rank: index for index, host in enumerate(hosts) for rank in host.ranks}
 
-
-def _shared_switch(
-    slow: Sequence[tuple[float, CollectiveRow]], sound: Sequence[CollectiveRow], hosts: Sequence[HostRanks]
-) -> SlowPart | None:
-    """Return the hosts side by side that have all slow groups among them, and no sound one, if so."""
-    host_of = {rank: place for place, host in enumerate(hosts) for rank in host.ranks}
-
-    def hosts_of(one: CollectiveRow) -> set[int]:
-        ranks = listed_ranks(one)
-        is_whole = len(ranks) == one.group_size and all(rank in host_of for rank in ranks)
+    def hosts_of(row: CollectiveRow) -> set[int]:
+        ranks = listed_ranks(row)
+        is_whole = len(ranks) == row.group_size and all(rank in host_of for rank in ranks)
         return {host_of[rank] for rank in ranks} if is_whole else set()
 
-    between = [hosts_of(one) for _, one in slow]
-    rows = in_rows(sorted(set[int]().union(*between)))
-    if len(slow) < 2 or not all(between) or len(rows) != 1 or rows[0][0] == rows[0][1]:
-        return None
-    first, last = rows[0]
-    if any(len(found) > 1 and min(found) >= first and max(found) <= last for found in map(hosts_of, sound)):
-        return None
-    shown = show_numbers(rank for host in hosts[first : last + 1] for rank in host.ranks)
-    name = f"{name_hosts(hosts[first : last + 1])} (ranks {shown})"
-    return SlowPart(kind="switch", name=name, ranks=shown, slower=median(share for share, _ in slow))
+    # Neighbouring hosts share a switch if all slow groups are among them, and no sound one is.
+    between = [hosts_of(row) for _, row in slow]
+    runs = in_rows(sorted(set[int]().union(*between)))
+    if len(slow) > 1 and all(between) and len(runs) == 1 and runs[0][0] < runs[0][1]:
+        first, last = runs[0]
+        sound = [hosts_of(row) for share, row in slower if share <= SLOWER_LINK]
+        if not any(len(own) > 1 and min(own) >= first and max(own) <= last for own in sound):
+            shown = show_numbers(rank for host in hosts[first : last + 1] for rank in host.ranks)
+            name = f"{name_hosts(hosts[first : last + 1])} (ranks {shown})"
+            share = median(share for share, _ in slow)
+            yield SlowPart(kind="switch", name=name, ranks=shown, slower=share)
+            return
+    for share, row in sorted(slow, key=lambda each: -each[0])[:_MOST_LISTED]:
+        ranks = listed_ranks(row)
+        shown = show_numbers(ranks)
+        if row.group_size and row.group_size > len(ranks):  # Kineto lists the first 30
+            shown = f"{show_numbers(ranks[:_MOST_NAMED])} and {row.group_size - _MOST_NAMED} more"
+        yield SlowPart(kind="link", name=f"{row.name} between ranks {shown}", ranks=shown, slower=share)
 
 
-def listed_ranks(one: CollectiveRow) -> list[int]:
+def listed_ranks(row: CollectiveRow) -> list[int]:
     """Return the ranks of a collective's group, as far as they are listed."""
-    return [int(number) for number in re.findall(r"\d{1,7}", one.ranks)]
+    return [int(number) for number in re.findall(r"\d{1,7}", row.ranks)]

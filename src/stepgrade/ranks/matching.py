@@ -1,15 +1,16 @@
-"""Collectives across ranks: who waited for whom, and how fast data moved.
+"""Collectives across ranks: which rank waited for which, and how fast data moved.
 
 A collective ends for all ranks soon after the last one has arrived. Before that the others wait (skew), from
-then on data moves. Collectives of two ranks are the same one if they have the same place in the order of
-their process group within the same step.
+then on data moves. Collectives of two ranks are the same if they have the same position in the order of their
+process group within the same step.
 
-What a rank leaves behind is columns of integers, and what is said of all ranks is found in two passes over
-one process group after the other: first how far the clocks are apart, then who waited.
+A rank leaves columns of integers, and all ranks are compared in two passes over one process group after the
+other: first how far the clocks are apart, then which rank waited.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,15 +18,18 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveRow, ExpertUse, RankMessages
 from stepgrade.model.columns import among, distinct, groups, narrow
 from stepgrade.model.events import NONE, Longs
+from stepgrade.model.ranks import CollectiveRow, ExpertUse, RankMessages
 from stepgrade.model.tracks import CollectiveWait
-from stepgrade.ranks.arrivals import Arrivals, CollectiveCall, ProcessGroup, collective_row
+from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup, collective_row
 from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
 STRAGGLER_SHARE = 0.01
+# Some rank always comes last: one stands out if chance would seldom choose the same one so often.
+_LIKELY_CHANCE = 0.05
+_MOST_OF_THE_WAITING = 0.7
 # Rows of a process group that are looked at together: more take memory, fewer take time.
 _BLOCK_ROWS = 1 << 22
 _LEAST, _MOST = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max  # halved: a difference must fit
@@ -79,10 +83,10 @@ class _Program(Struct, kw_only=True, eq=False):
     step: Longs
     calls: tuple[CollectiveCall, ...]
     numbers: NDArray[np.intp]  # of the calls, in the run
-    groups: dict[ProcessGroup, tuple[int, ...]]  # places of their calls, messages left out
+    groups: dict[ProcessGroup, tuple[int, ...]]  # indices of their calls, messages left out
 
     def rows_of(self, calls: tuple[int, ...], names: tuple[int, ...], steps: Longs) -> _Rows:
-        """Return the rows that are these calls; step, place in it and name of each are one number."""
+        """Return the rows that are these calls; step, position in it and name of each are one number."""
         name = np.full(len(self.calls), NONE, np.int64)
         name[[*calls]] = names
         rows = np.flatnonzero((name[self.call] != NONE) & among(self.step, steps))
@@ -113,7 +117,7 @@ class _Last(NamedTuple):
     """Of each collective of a group: how many took part, who came last, and when."""
 
     taking_part: NDArray[np.intp]
-    place: NDArray[np.intp]
+    member: NDArray[np.intp]  # its index
     start_ns: Longs
 
 
@@ -146,9 +150,9 @@ class Matching:
         program = self._programs.get((call, step, arrivals.calls))
         if program is None:
             groups: dict[ProcessGroup, tuple[int, ...]] = {}
-            for place, one in enumerate(arrivals.calls):
+            for index, one in enumerate(arrivals.calls):
                 if one.peer == NONE:
-                    groups[one.group] = (*groups.get(one.group, ()), place)
+                    groups[one.group] = (*groups.get(one.group, ()), index)
             program = self._programs[call, step, arrivals.calls] = _Program(
                 columns=(call, step),
                 call=np.frombuffer(call, "<i4"),
@@ -184,16 +188,13 @@ class Matching:
         if not sums.matched and not messages:
             return None
         ranks = tuple(
-            RankWait(rank=self._ranks[place], wait_ns=wait, caused_ns=caused, last=last)
-            for place, (wait, caused, last, met) in enumerate(sums.of_ranks.T.tolist())
+            RankWait(rank=self._ranks[index], wait_ns=wait, caused_ns=caused, last=last)
+            for index, (wait, caused, last, met) in enumerate(sums.of_ranks.T.tolist())
             if met
         )
-        # A straggler caused more than half of all waiting and came last more often than its share.
         worst = max(ranks, key=lambda wait: (wait.caused_ns, -wait.rank), default=None)
         stands_out = worst is not None and (
-            2 * worst.caused_ns > sum(wait.caused_ns for wait in ranks)
-            and worst.last * len(ranks) > sums.matched
-            and worst.caused_ns > STRAGGLER_SHARE * total_ns
+            worst.caused_ns > STRAGGLER_SHARE * total_ns and sums.is_behind_the_waiting(worst, len(ranks))
         )
         return MatchedCollectives(
             matched=sums.matched,
@@ -216,18 +217,18 @@ class Matching:
         calls = [*self._numbers]
         for meeting in self._meetings(np.array(sorted(steps), np.int64)):
             last = self._last_of(meeting, offsets)
-            for place, own in meeting.members:
-                if ranks is not None and self._ranks[place] not in ranks:
+            for index, own in meeting.members:
+                if ranks is not None and self._ranks[index] not in ranks:
                     continue
-                waited = self._waited(place, own, last, offsets)
-                start_ns = self._times[place].starts(own.row) - offsets[place]
+                waited = self._waited(index, own, last, offsets)
+                start_ns = self._times[index].starts(own.row) - offsets[index]
                 for at in np.flatnonzero(waited).tolist():
                     key = own.key[at]
                     yield CollectiveWait(
-                        rank=self._ranks[place],
+                        rank=self._ranks[index],
                         start_ns=int(start_ns[at]),
                         dur_ns=int(waited[at]),
-                        late=self._ranks[last.place[key]],
+                        late=self._ranks[last.member[key]],
                         until_ns=int(last.start_ns[key]),
                         name=calls[meeting.numbers[key]].name,
                     )
@@ -235,16 +236,16 @@ class Matching:
     def _meetings(self, steps: Longs) -> Iterator[_Meeting]:
         """Yield the collectives of each group, found once for all ranks that run the same program.
 
-        Those of other groups mostly stand at the same places in the columns, and these are kept once as well.
+        Those of other groups mostly have the same rows in the columns, and these are kept once as well.
         """
         names: dict[str, int] = {}
         parts: dict[tuple[object, ...], _Rows] = {}
         joined: dict[tuple[_Rows, ...], tuple[int, dict[_Rows, _Rows]]] = {}
-        for group, places in sorted(self._members.items()):
-            if len(places) < 2:
+        for group, indices in sorted(self._members.items()):
+            if len(indices) < 2:
                 continue
             own: dict[_Program, _Rows] = {}
-            for program in {self._program_of[place]: None for place in places}:
+            for program in {self._program_of[index]: None for index in indices}:
                 calls = program.groups[group]
                 numbers = tuple(names.setdefault(program.calls[at].name, len(names)) for at in calls)
                 part = program.columns, calls, numbers
@@ -262,7 +263,7 @@ class Matching:
             found = np.zeros(count, np.intp)
             for program, rows in reversed(own.items()):  # a collective is what its first member calls it
                 found[among_all[rows].key] = program.numbers[program.call[rows.row]]
-            members = [(place, among_all[own[self._program_of[place]]]) for place in places]
+            members = [(index, among_all[own[self._program_of[index]]]) for index in indices]
             yield _Meeting(group, members, found)
 
     def _find_clock_offsets(self, meetings: Sequence[_Meeting]) -> Longs:
@@ -274,18 +275,18 @@ class Matching:
         of_ranks: list[list[tuple[_Rows, Longs]]] = [[] for _ in self._ranks]
         for meeting in meetings:
             middle = self._middle_ends(meeting)
-            for place, own in meeting.members:
-                of_ranks[place].append((own, middle))
-        for place, parts in enumerate(of_ranks):
-            late = [self._ends(place, own.row) - middle[own.key] for own, middle in parts]
+            for index, own in meeting.members:
+                of_ranks[index].append((own, middle))
+        for index, parts in enumerate(of_ranks):
+            late = [self._ends(index, own.row) - middle[own.key] for own, middle in parts]
             counts = [middle[own.key] > _LEAST for own, middle in parts]
             if any(found.any() for found in counts):
                 lag = int(np.median(np.concatenate(late)[np.concatenate(counts)]))
-                offsets_ns[place] = lag if abs(lag) > CLOCKS_APART_NS else 0
+                offsets_ns[index] = lag if abs(lag) > CLOCKS_APART_NS else 0
         return offsets_ns
 
-    def _ends(self, place: int, rows: NDArray[np.intp]) -> Longs:
-        ends: Longs = self._times[place].starts(rows) + self._times[place].dur_ns[rows]
+    def _ends(self, index: int, rows: NDArray[np.intp]) -> Longs:
+        ends: Longs = self._times[index].starts(rows) + self._times[index].dur_ns[rows]
         return ends
 
     def _middle_ends(self, meeting: _Meeting) -> Longs:
@@ -299,12 +300,12 @@ class Matching:
             keys = slice(first, min(first + most, len(middle)))
             ends = np.full((len(meeting.members), keys.stop - first), _MOST, np.int64)
             parts: dict[_Rows, _Rows] = {}
-            for line, (place, own) in enumerate(meeting.members):
+            for line, (index, own) in enumerate(meeting.members):
                 if own not in parts:
                     inside = (own.key >= keys.start) & (own.key < keys.stop)
                     parts[own] = _Rows(own.row[inside], own.key[inside] - first)
                 part = parts[own]
-                ends[line, part.key] = self._ends(place, part.row)
+                ends[line, part.key] = self._ends(index, part.row)
             ends = np.ascontiguousarray(ends.T)
             ends.sort(axis=1)  # those who took no part are last
             count, each = (ends < _MOST).sum(axis=1), np.arange(len(ends))
@@ -316,18 +317,18 @@ class Matching:
         """Return who came last to each collective; of those who come together, the lowest rank."""
         size = len(meeting.numbers)
         last = _Last(np.zeros(size, np.intp), np.zeros(size, np.intp), np.full(size, _LEAST, np.int64))
-        for place, own in meeting.members:
-            start_ns = self._times[place].starts(own.row) - offsets_ns[place]
+        for index, own in meeting.members:
+            start_ns = self._times[index].starts(own.row) - offsets_ns[index]
             is_later = start_ns > last.start_ns[own.key]
             later = own.key[is_later]
-            last.start_ns[later], last.place[later] = start_ns[is_later], place
+            last.start_ns[later], last.member[later] = start_ns[is_later], index
             last.taking_part[own.key] += 1
         return last
 
-    def _waited(self, place: int, own: _Rows, last: _Last, offsets_ns: Longs) -> Longs:
+    def _waited(self, index: int, own: _Rows, last: _Last, offsets_ns: Longs) -> Longs:
         """Return how long one member waited in each of its collectives."""
-        times = self._times[place]
-        waited: Longs = last.start_ns[own.key] - times.starts(own.row) + offsets_ns[place]
+        times = self._times[index]
+        waited: Longs = last.start_ns[own.key] - times.starts(own.row) + offsets_ns[index]
         np.minimum(waited, times.dur_ns[own.row], out=waited)
         waited *= last.taking_part[own.key] > 1
         return waited
@@ -339,23 +340,25 @@ class Matching:
         is_exchange = is_shared & (sums.received[meeting.numbers] != NONE)
         total, waiting, caused = (np.zeros(size, np.int64) for _ in range(3))
         moving = np.full(size, _MOST, np.int64)
-        for place, own in meeting.members:
-            dur_ns = self._times[place].dur_ns[own.row]
-            waited = self._waited(place, own, last, offsets_ns)
+        for index, own in meeting.members:
+            dur_ns = self._times[index].dur_ns[own.row]
+            waited = self._waited(index, own, last, offsets_ns)
             total[own.key] += dur_ns
             waiting[own.key] += waited
             caused[own.key] += waited // np.maximum(last.taking_part[own.key] - 1, 1)
             # The last to arrive waits for nobody: its time is what the data took, whatever the clocks say.
             moving[own.key] = np.minimum(moving[own.key], dur_ns)
-            sums.of_ranks[0, place] += waited.sum()
-            sums.of_ranks[3, place] += is_shared[own.key].sum()
+            sums.of_ranks[0, index] += waited.sum()
+            sums.of_ranks[3, index] += is_shared[own.key].sum()
             if is_exchange.any():
-                program = self._program_of[place]
+                program = self._program_of[index]
                 received = sums.received[program.numbers[program.call[own.row]]][is_exchange[own.key]]
-                sums.add_received(meeting.group, place, int(np.maximum(received, 0).sum()))
+                sums.add_received(meeting.group, index, int(np.maximum(received, 0).sum()))
         sums.matched += int(is_shared.sum())
-        np.add.at(sums.of_ranks[1], last.place[is_shared], caused[is_shared])
-        np.add.at(sums.of_ranks[2], last.place[is_shared], 1)
+        np.add.at(sums.of_ranks[1], last.member[is_shared], caused[is_shared])
+        np.add.at(sums.of_ranks[2], last.member[is_shared], 1)
+        sums.caused_ns += int(caused[is_shared].sum())
+        sums.caused_squares += float((caused[is_shared].astype(np.float64) ** 2).sum())
         whole = np.maximum(last.taking_part, 1)
         columns = np.stack([np.ones_like(moving), total // whole, waiting // whole, moving], axis=1)
         sums.add_calls(meeting.numbers[is_shared], columns[is_shared])
@@ -369,21 +372,21 @@ class Matching:
         is_received = (peer != NONE) & ~is_send
         sent: dict[int, dict[int, int]] = {}
         count = np.zeros(len(self._ranks), np.int64)  # of what each rank receives
-        for place, rank in enumerate(self._ranks if (peer != NONE).any() else ()):
-            program = self._program_of[place]
+        for index, rank in enumerate(self._ranks if (peer != NONE).any() else ()):
+            program = self._program_of[index]
             which = program.numbers[program.call[among(program.step, steps)]]
-            count[place] = np.count_nonzero(is_received[which])
+            count[index] = np.count_nonzero(is_received[which])
             peers = groups(peer[which[is_send[which]]])
             if len(peers.values):
                 sent[rank] = dict(zip(peers.values.tolist(), peers.counts.tolist(), strict=True))
         waits: dict[int, tuple[int, int]] = dict.fromkeys(sent, (0, 0))
         block_of = np.cumsum(count) // max(1, _BLOCK_ROWS // 8)  # each has many columns
         for block in distinct(block_of[count > 0]).tolist():
-            places = np.flatnonzero((block_of == block) & (count > 0)).tolist()
-            to_these = among(peer, [self._ranks[place] for place in places])
+            indices = np.flatnonzero((block_of == block) & (count > 0)).tolist()
+            to_these = among(peer, [self._ranks[index] for index in indices])
             waits |= match_messages(
                 self._messages(is_send & to_these, range(len(self._ranks)), steps, offsets_ns),
-                self._messages(is_received, places, steps, offsets_ns),
+                self._messages(is_received, indices, steps, offsets_ns),
             )
         return tuple(
             RankMessages(rank=rank, wait_ns=wait, transfer_ns=transfer, sent=sent.get(rank, {}))
@@ -391,23 +394,23 @@ class Matching:
         )
 
     def _messages(
-        self, wanted: NDArray[np.bool_], places: Iterable[int], steps: Longs, offsets_ns: Longs
+        self, wanted: NDArray[np.bool_], indices: Iterable[int], steps: Longs, offsets_ns: Longs
     ) -> Messages:
         """Return the messages of ranks that are one of the wanted calls, with clocks set right."""
         peer = np.array([one.peer for one in self._numbers], np.int64)
         found = [Messages(*(np.zeros(0, np.int64) for _ in Messages._fields))]
-        for place in places:
-            program, times = self._program_of[place], self._times[place]
+        for index in indices:
+            program, times = self._program_of[index], self._times[index]
             if not wanted[program.numbers].any():
                 continue
             which = program.numbers[program.call]
             rows = np.flatnonzero(wanted[which] & among(program.step, steps))
             found.append(
                 Messages(
-                    rank=np.full(len(rows), self._ranks[place], np.int64),
+                    rank=np.full(len(rows), self._ranks[index], np.int64),
                     peer=peer[which[rows]],
                     step=program.step[rows],
-                    start_ns=times.starts(rows) - offsets_ns[place],
+                    start_ns=times.starts(rows) - offsets_ns[index],
                     dur_ns=times.dur_ns[rows].astype(np.int64),
                 )
             )
@@ -440,6 +443,18 @@ def match_messages(sent: Messages, received: Messages) -> dict[int, tuple[int, i
     return {rank: (wait, way) for rank, (wait, way) in zip(ranks.values.tolist(), sums.tolist(), strict=True)}
 
 
+def is_beyond_chance(share: float, count: float, ranks: int) -> bool:
+    """Return whether some rank has this share of so many draws less often than one time in twenty.
+
+    Chernoff's bound of the binomial tail, for any of the ranks.
+    """
+    even = 1.0 / ranks
+    surprise = share * math.log(share / even)
+    if share < 1.0:
+        surprise += (1.0 - share) * math.log((1.0 - share) / (1.0 - even))
+    return share > even and ranks * math.exp(-count * surprise) < _LIKELY_CHANCE
+
+
 class _Sums:
     """Who waited and who was waited for, how long data moved, and what exchanges brought to each rank."""
 
@@ -447,24 +462,39 @@ class _Sums:
         self._calls, self._ranks, self._steps = calls, ranks, steps
         self.of_ranks = np.zeros((4, len(ranks)), np.int64)  # waited, caused, came last, met
         self.matched = 0
+        self.caused_ns, self.caused_squares = 0, 0.0  # waiting of all collectives, and its squares
         self.received = np.array([call.received for call in calls], np.int64)  # of each call
         self.exchanged: dict[ProcessGroup, Longs] = {}  # calls, waiting of a rank
         self._received_by: dict[ProcessGroup, list[int]] = {}
         self._of_kinds: dict[CollectiveCall, Longs] = {}  # calls, time of a rank, waiting of a rank, moving
 
-    def add_received(self, group: ProcessGroup, place: int, received_bytes: int) -> None:
+    def is_behind_the_waiting(self, worst: RankWait, ranks: int) -> bool:
+        """Return whether a rank causes more than half of the waiting, and more than chance explains.
+
+        Chance makes each of the ranks the last one equally often. A few long waits weigh as few collectives:
+        the effective number is that of equal waits with the same variance.
+        """
+        share = worst.caused_ns / max(self.caused_ns, 1)
+        weighty = self.caused_ns**2 / max(self.caused_squares, 1.0)
+        if share <= 0.5 or worst.last * ranks <= self.matched:
+            return False
+        return is_beyond_chance(share, weighty, ranks) or (
+            share >= _MOST_OF_THE_WAITING and is_beyond_chance(worst.last / self.matched, self.matched, ranks)
+        )
+
+    def add_received(self, group: ProcessGroup, index: int, received_bytes: int) -> None:
         """Add what exchanges in a group brought to a rank."""
-        self._received_by.setdefault(group, [0] * len(self._ranks))[place] += received_bytes
+        self._received_by.setdefault(group, [0] * len(self._ranks))[index] += received_bytes
 
     def add_calls(self, numbers: NDArray[np.intp], columns: Longs) -> None:
         """Add collectives: which call each is, and its times."""
         found = groups(numbers)
         sums = np.zeros((len(found.values), columns.shape[1]), np.int64)
         np.add.at(sums, found.which, columns)
-        for place in dict.fromkeys(found.which.tolist()):  # in the order in which they first occur
-            call = self._calls[found.values[place]]
+        for index in dict.fromkeys(found.which.tolist()):  # in the order in which they first occur
+            call = self._calls[found.values[index]]
             kind = CollectiveCall(name=call.name, group=call.group, bytes=call.bytes)
-            self._of_kinds[kind] = self._of_kinds.get(kind, 0) + sums[place]
+            self._of_kinds[kind] = self._of_kinds.get(kind, 0) + sums[index]
 
     @property
     def collectives(self) -> tuple[CollectiveRow, ...]:

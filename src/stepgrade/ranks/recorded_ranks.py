@@ -10,7 +10,7 @@ from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, Note, Profile, RankRow, Source
 from stepgrade.model.activity import Activity, Straggler
 from stepgrade.model.merge import ProfileMerge
-from stepgrade.ranks.operation_columns import MeanOperations, PackedOperations
+from stepgrade.ranks.packed_ranks import MeanOperations, PackedOperations
 from stepgrade.ranks.ranks import largest_excess
 from stepgrade.statistics import mean
 
@@ -47,7 +47,16 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         )
         for number, profile in by_rank.items()
     )
-    straggler = _straggler(times, slowest.mean_step_ms or 0.0)
+    # The rank that the others wait for, if one stands out: how much later it comes than the one before it.
+    last, *others = sorted(times, key=lambda time: time.wait_ms or 0.0)
+    caused_ms, ahead_ms = mean([time.wait_ms or 0.0 for time in others]), others[0].wait_ms or 0.0
+    straggler = None
+    is_noise = caused_ms < LEAST_WAIT_SHARE * (slowest.mean_step_ms or 0.0)
+    if not is_noise and ahead_ms >= MOST_OF_THE_WAITING * caused_ms:
+        trouble, excess = largest_excess(times, last.rank)
+        straggler = Straggler(
+            rank=last.rank, caused_ms=caused_ms, trouble=trouble, trouble_excess=excess, ranks=len(times)
+        )
     merge, operations = ProfileMerge("recorded ranks"), MeanOperations(len(ranks))
     for index, (number, profile) in enumerate(by_rank.items()):
         merge.add(profile, number)
@@ -79,7 +88,7 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
         where = profile.source.files[0]
         if profile.source.producer != RECORDER or profile.rank is None:
             hint = "several sources are the ranks of one run: traces, or our own recordings"
-            raise BadInput("is no rank of a run", where=where, hint=hint)
+            raise BadInput("is not a rank of a run", where=where, hint=hint)
         other = found.get(profile.rank)
         if other is not None:
             problem = f"{other.source.files[0]} and {where} both say they are rank {profile.rank}"
@@ -87,22 +96,5 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
         found[profile.rank] = profile
     if len({profile.world_size for profile in profiles}) > 1:
         sizes = ", ".join(f"{profile.source.files[0]}: {profile.world_size}" for profile in profiles)
-        raise BadInput(f"are of runs with different numbers of ranks ({sizes})")
+        raise BadInput(f"are from runs with different numbers of ranks ({sizes})")
     return dict(sorted(found.items()))
-
-
-def _straggler(times: Sequence[RankRow], step_ms: float) -> Straggler | None:
-    """Return the rank that the others wait for, if one stands out."""
-    waits = sorted(times, key=lambda time: time.wait_ms or 0.0)
-    last, others = waits[0], waits[1:]
-    if not others:
-        return None
-    caused_ms = mean([time.wait_ms or 0.0 for time in others])
-    # How much later the last one comes than the one before it, of how much later than all others.
-    ahead_ms = others[0].wait_ms or 0.0
-    if caused_ms < LEAST_WAIT_SHARE * step_ms or ahead_ms < MOST_OF_THE_WAITING * caused_ms:
-        return None
-    trouble, excess = largest_excess(times, last.rank)
-    return Straggler(
-        rank=last.rank, caused_ms=caused_ms, trouble=trouble, trouble_excess=excess, ranks=len(times)
-    )

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 
-from stepgrade.model import Baseline, Profile
+from stepgrade.model import Profile
+from stepgrade.model.scorecard import Baseline
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
     from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # needs numpy
     from stepgrade.model.compilation import CompileLog
     from stepgrade.model.events import Trace
-    from stepgrade.model.hang import FlightRecord
+    from stepgrade.model.ranks import FlightRecord
 
 Kind: TypeAlias = Literal["traces", "profile", "log", "memory", "hang", "compile_log", "baseline"]
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """What one file tells about a run; a reader sets one of the fields."""
+    """The content of one file; a reader sets one of the fields."""
 
     traces: Iterator[Trace] | None = None  # one per rank, each read when it is needed (see `one_by_one`)
     profile: Profile | None = None  # sums or averages of a rank
@@ -34,11 +35,8 @@ class Part(Struct, frozen=True, kw_only=True):
 class Reader(Struct, frozen=True, kw_only=True):
     """One format. Built-in readers are `READER` of a module in this package, plug-ins an entry point.
 
-    `recognises` decides by the bytes, never by the file's name, whether a source is in the format.
-
-    `read` returns what the source holds, in the field of `Part` that `kind` names. It raises BadInput with
-    the position of the problem and, for a file that the user can convert to a supported format, a hint that
-    says how.
+    `recognises` decides by the bytes, never by the file's name. `read` fills the field of `Part` that `kind`
+    names; it raises BadInput with the position of the problem, and a hint where the file can be converted.
     """
 
     name: str

@@ -37,16 +37,16 @@ class RunFiles(Struct, frozen=True, kw_only=True):
     read: Part | None = None  # a directory of metrics, which is read as a whole
     logs: tuple[RunFile, ...] = ()  # of the same run: one at most
     compile_logs: tuple[RunFile, ...] = ()  # of torch.compile
-    logs_beside: tuple[RunFile, ...] = ()  # the same, in the directories of the traces: not asked for
+    logs_beside: tuple[RunFile, ...] = ()  # the same, found in the directories of the traces
 
 
 @contextmanager
 def discover(
     sources: Sequence[PathLike], input_format: str | None, options: ReadOptions
 ) -> Iterator[RunFiles]:
-    """Give the files of the run in these sources; what is unpacked from an archive is deleted afterwards.
+    """Yield the files of the run in these sources; unpacked archives are deleted afterwards.
 
-    All files are looked at, so that one that cannot be used is refused before any is read.
+    All files are recognised before any is read, so that an unusable file is refused early.
     """
     paths = [os.fspath(source) for source in sources]
     if not paths:
@@ -102,7 +102,10 @@ def _by_purpose(paths: list[str], readers: dict[str, Reader]) -> tuple[list[str]
 
 def _single_source(path: str, input_format: str | None, options: ReadOptions, stack: ExitStack) -> RunFiles:
     """Return the run in one source: a file, a directory, a pattern, an archive, or standard input."""
-    if input_format in (None, "metrics") and _may_hold_metrics(path):
+    # A run of MLflow, TensorBoard or W&B is known by the names in its directory.
+    names = _names_in(path) if input_format in (None, "metrics") else []
+    is_metrics = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
+    if is_metrics or (names and os.path.basename(os.path.normpath(path)) == "mlruns"):
         from stepgrade.readers.logs.directories import run_in  # only for such directories
 
         log = run_in(path, options)
@@ -165,9 +168,18 @@ def _files_in(path: str, input_format: str | None) -> list[RunFile] | None:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=path) from error
     paths.sort(key=_naturally)
     files = _traces_among([(path, shown_path(path)) for path in paths], input_format)
-    if not files:
-        raise BadInput("holds no trace files", where=path, hint=_what_is_there(paths))
-    return files
+    if files:
+        return files
+    from stepgrade.readers.foreign import what_it_is  # only for what cannot be read
+
+    for first in paths[:8]:
+        with suppress(BadInput), ByteSource(first) as opened:
+            if found := what_it_is(opened.head):
+                hint = f"{os.path.basename(first)} is {found.what}"
+                break
+    else:
+        hint = "give a directory with the trace of each rank, or one trace"
+    raise BadInput("contains no trace files", where=path, hint=hint)
 
 
 def _naturally(path: str) -> list[tuple[int, str]]:
@@ -191,7 +203,7 @@ def _remote_files(url: str, input_format: str | None) -> list[RunFile] | None:
         if file.name.endswith(endings)
     ]
     if not files:
-        raise BadInput("holds no trace files", where=shown_url(url))
+        raise BadInput("contains no trace files", where=shown_url(url))
     return files
 
 
@@ -207,7 +219,7 @@ def _traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) ->
                     is_trace = reader.recognises(opened)
                 found = found or is_trace
             except BadInput:
-                # Not a trace; but what is named like a rank beside others is listed as unread.
+                # Not a trace; but a file named like a rank is listed as unread.
                 is_trace = RANK_IN_NAME.search(os.path.basename(path)) is not None
             if is_trace:
                 files.append(_run_file(path, reader, name))
@@ -216,33 +228,16 @@ def _traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) ->
     return []
 
 
-def _what_is_there(paths: list[str]) -> str:
-    """Return what one of the first files of a directory is, if that is known, else what is looked for."""
-    from stepgrade.readers.foreign import what_it_is  # only for what cannot be read
-
-    for path in paths[:8]:
-        with suppress(BadInput), ByteSource(path) as opened:
-            if found := what_it_is(opened.head):
-                return f"{os.path.basename(path)} is {found.what}"
-    return "give a directory with the trace of each rank, or one trace"
-
-
-def _may_hold_metrics(path: str) -> bool:
-    """Check by the names in a directory whether it may be a run of MLflow, TensorBoard or W&B."""
-    try:
-        names = os.listdir(path)
-    except (OSError, ValueError):  # not a directory, or not a path
-        return False
-    files = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
-    return files or os.path.basename(os.path.normpath(path)) == "mlruns"
+def _names_in(folder: str) -> list[str]:
+    """Return the names in a directory; none for anything else, which fails when it is read."""
+    with suppress(OSError, ValueError):  # not a directory, or not a path
+        return sorted(os.listdir(folder))
+    return []
 
 
 def _compile_logs(folder: str, *, alone: bool) -> list[str]:
     """Return the logs of torch.compile, by name, in a directory with only such files or with others too."""
-    try:
-        names = sorted(os.listdir(folder))
-    except (OSError, ValueError):  # not a directory, or not a path; reading it reports why
-        return []
+    names = _names_in(folder)
     logs = [os.path.join(folder, name) for name in names if name.startswith("dedicated_log_torch_trace_")]
     logs = [path for path in logs if os.path.isfile(path)]
     return logs if (len(logs) == len(names)) is alone else []

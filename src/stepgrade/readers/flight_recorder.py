@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput
-from stepgrade.model.hang import FlightCall, FlightRecord
+from stepgrade.model.ranks import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.readers.base import Part, Reader, text_of
 from stepgrade.readers.source import ByteSource
@@ -45,9 +45,7 @@ def read(source: ByteSource) -> Part:
         document = decode_json(source.document(), dict[str, Any])
     entries = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(entries, list):
-        raise BadInput(
-            "is a dump of the Flight Recorder without entries", hint="set TORCH_FR_BUFFER_SIZE=2000"
-        )
+        raise BadInput("is a Flight Recorder dump without entries", hint="set TORCH_FR_BUFFER_SIZE=2000")
     rows = sorted(
         (row for row in entries if isinstance(row, dict)), key=lambda row: _number(row, "record_id")
     )
@@ -61,9 +59,16 @@ def read(source: ByteSource) -> Part:
             group = text_of(named[0])
             descriptions.setdefault(group, text_of(named[1]))
         calls.append(_call(row, group, frames))
+    # The rank in the dump, else in the file's name.
+    stated = (document.get(key) for key in ("global_rank", "rank"))
+    rank = next((value for value in stated if type(value) is int and 0 <= value < _LARGEST), None)
+    names = [*_RANK_IN_NAME.finditer(source.name.replace("\\", "/").rsplit("/", 1)[-1])]
+    if rank is None and names:
+        found = next((found for found in names if found[1]), names[-1])
+        rank = int(found[1] or found[2])
     record = FlightRecord(
         file=source.name,
-        rank=_rank(document, source.name),
+        rank=rank,
         groups=groups,
         descriptions=descriptions,
         calls=tuple(calls),
@@ -72,13 +77,25 @@ def read(source: ByteSource) -> Part:
     return Part(hang=record)
 
 
-def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -> FlightCall:
+def _call(row: Mapping[str, Plain], group: str, known: dict[int, str | None]) -> FlightCall:
+    """Return one call; `known` keeps the innermost line of the user's own code for each stack."""
     name = text_of(row.get("profiling_name")).partition(":")[2] or text_of(row.get("profiling_name"))
     message = _MESSAGE.match(name)
     peers = None
     if message is not None:
         name, own, other = message[1], int(message[2]), int(message[4])
         peers = (own, other) if name == "send" else (other, own)
+    stack = row.get("frames")
+    if id(stack) not in known:  # frames of many entries may be one list
+        lines = (
+            read_frame(
+                f"{text_of(frame.get('filename'), _LONGEST_PATH)}({_number(frame, 'line')}): "
+                f"{text_of(frame.get('name'), _LONGEST_PATH)}"
+            )
+            for frame in (stack[:_MOST_FRAMES] if isinstance(stack, list) else ())
+            if isinstance(frame, dict)
+        )
+        known[id(stack)] = next((line.where for line in lines if line.is_user), None)
     is_message = row.get("is_p2p") is True
     types = row.get("input_dtypes")
     state = text_of(row.get("state"))
@@ -90,26 +107,9 @@ def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -
         output_sizes=_sizes(row.get("output_sizes")),
         dtype=text_of(types[0]) if isinstance(types, list) and types else "",
         state=state if state in _STATES else "scheduled",
-        where=_user_line(row.get("frames"), frames),
+        where=known[id(stack)],
         peers=peers,
     )
-
-
-def _user_line(frames: object, known: dict[int, str | None]) -> str | None:
-    """Return the innermost line of the user's own code; frames of many entries may be one list."""
-    if not isinstance(frames, list) or not frames:
-        return None
-    if id(frames) not in known:
-        lines = (
-            read_frame(
-                f"{text_of(frame.get('filename'), _LONGEST_PATH)}({_number(frame, 'line')}): "
-                f"{text_of(frame.get('name'), _LONGEST_PATH)}"
-            )
-            for frame in frames[:_MOST_FRAMES]
-            if isinstance(frame, dict)
-        )
-        known[id(frames)] = next((line.where for line in lines if line.is_user), None)
-    return known[id(frames)]
 
 
 def _sizes(tensors: object) -> str:
@@ -132,34 +132,15 @@ def _groups(document: Mapping[str, object]) -> tuple[dict[str, tuple[int, ...]],
             continue
         name = text_of(group.get("name")) or text_of(key)
         listed = group.get("ranks")
-        if id(listed) not in known:
-            known[id(listed)] = _members(listed)
+        if id(listed) not in known:  # PyTorch writes ranks as text or as a list
+            digits = re.findall(r"\d{1,9}", listed) if isinstance(listed, str) else ()
+            numbers = listed if isinstance(listed, list | tuple) else [*map(int, digits)]
+            known[id(listed)] = tuple(rank for rank in numbers if type(rank) is int and 0 <= rank < _LARGEST)
         if members := known[id(listed)]:
             ranks[name] = members
         if description := text_of(group.get("desc")):
             descriptions[name] = description
     return ranks, descriptions
-
-
-def _members(listed: object) -> tuple[int, ...]:
-    """Return the ranks of a group, which PyTorch writes as text or as a list."""
-    if isinstance(listed, str):
-        return tuple(int(digits) for digits in re.findall(r"\d{1,9}", listed))
-    ranks = listed if isinstance(listed, list | tuple) else ()
-    return tuple(rank for rank in ranks if type(rank) is int and 0 <= rank < _LARGEST)
-
-
-def _rank(document: Mapping[str, object], name: str) -> int | None:
-    """Return the rank in the dump, else in the file name."""
-    for key in ("global_rank", "rank"):
-        stated = document.get(key)
-        if type(stated) is int and 0 <= stated < _LARGEST:
-            return stated
-    found = None
-    for found in _RANK_IN_NAME.finditer(name.replace("\\", "/").rsplit("/", 1)[-1]):
-        if found[1]:
-            break
-    return int(found[1] or found[2]) if found else None
 
 
 def _number(row: Mapping[str, Plain], key: str) -> int:

@@ -1,7 +1,4 @@
-"""Identify files that no reader takes by their first bytes, with advice on what to do instead.
-
-Nothing is unpacked or run, and no content of the file is shown: only the texts of this table.
-"""
+"""Identify files that no reader takes by their first bytes, with advice; no content of the file is shown."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Foreign(Struct, frozen=True):
 
 _TRACE = "trace a few steps with torch.profiler, or run the script under stepgrade record"
 _UNPACK = "unpack it, and pass what is inside"
-_NO_TRACES = "it holds no traces: unpack it, and pass what is inside"
+_NO_TRACES = "it contains no traces: unpack it and pass its contents"
 ARCHIVES = ("a zip archive", "a tar archive")
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
@@ -41,6 +38,7 @@ _OF_ZIP = rb"\APK\x03\x04"
 _OF_JSON = rb'\s*(?:\{\s*["}]|\[\s*(?:[\[\]{"]|-?\d{1,30}(?:\.\d{1,30})?\s*[,\]]))'
 # An object of Chrome's trace format, or a list of its events.
 _OF_CHROME = rb'"traceEvents"\s{0,9}:|\A\s{0,99}\[\s{0,99}\{[^\[\]]{0,9999}?"ph"\s{0,9}:'
+TRAINING_LOG = "a training log"
 
 # Asked in this order: the more precise before the more general.
 _KNOWN = (
@@ -50,19 +48,19 @@ _KNOWN = (
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in an unknown layout: {_TRACE}"),
     Foreign(
-        "a table of rocprofv3 beside that of kernels",
+        "a rocprofv3 table other than the kernel trace",
         (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
         "pass the file whose name ends in kernel_trace.csv: this one is read with it",
     ),
     Foreign(
         "a table of rocprof",
         (rb'\A"?(?:Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
-        "it holds sums, or counters, not steps: record with rocprofv3",
+        "it contains sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
         "a summary table of Nsight Systems",
         (rb"Total Time \(ns\)",),
-        "it holds sums, not steps: pass the SQLite export that it was made from",
+        "it contains sums, not steps: pass the SQLite export that it was made from",
     ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
     Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
@@ -74,7 +72,7 @@ _KNOWN = (
     Foreign(
         "a PyTorch execution trace (ExecutionTraceObserver)",
         (rb'"schema"\s{0,9}:\s{0,9}"[\d.]{1,20}(?:-chakra)?', rb'"nodes"\s{0,9}:'),
-        f"it holds no times: {_TRACE}",
+        f"it contains no times: {_TRACE}",
     ),
     Foreign("a recording of perf", (rb"\APERFILE2",), f"it samples the processor, not steps: {_TRACE}"),
     Foreign(
@@ -83,7 +81,7 @@ _KNOWN = (
         f"save it as JSON only if PyTorch wrote it: {_TRACE}",
     ),
     Foreign("a profile for speedscope", (rb"https?://www\.speedscope\.app/",), _OTHER_TOOL),
-    Foreign("a recording of memray", (rb"\Amemray",), f"it holds allocations, not times: {_TRACE}"),
+    Foreign("a recording of memray", (rb"\Amemray",), f"it contains allocations, not times: {_TRACE}"),
     Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
     # PyTorch's other files
     Foreign(
@@ -112,16 +110,15 @@ _KNOWN = (
     # Archives and pointers
     Foreign("a zip archive", (_OF_ZIP,), _NO_TRACES),
     Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _NO_TRACES),
-    Foreign("compressed by xz", (rb"\A\xfd7zXZ\0",), "only gzip and zstd are unpacked here: use xz -d first"),
-    Foreign(
-        "compressed by bzip2",
-        (rb"\ABZh[1-9]1AY&SY",),
-        "only gzip and zstd are unpacked here: use bzip2 -d first",
-    ),
-    Foreign(
-        "compressed by lz4",
-        (rb"\A\x04\x22\x4d\x18",),
-        "only gzip and zstd are unpacked here: use lz4 -d first",
+    *(
+        Foreign(
+            f"compressed by {tool}", (sign,), f"only gzip and zstd are unpacked here: use {tool} -d first"
+        )
+        for tool, sign in (
+            ("xz", rb"\A\xfd7zXZ\0"),
+            ("bzip2", rb"\ABZh[1-9]1AY&SY"),
+            ("lz4", rb"\A\x04\x22\x4d\x18"),
+        )
     ),
     Foreign("a 7z archive", (rb"\A7z\xbc\xaf\x27\x1c",), _UNPACK),
     Foreign("gzipped twice", (rb"\A\x1f\x8b\x08",), "unpack it once"),
@@ -231,15 +228,12 @@ _KNOWN = (
         ),
         "no column has the step number, or none has its time",
     ),
-    Foreign(
-        "a training log",
-        (rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",),
-        _UNKNOWN_LINES,
-    ),
-    Foreign(
-        "a training log",
-        (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
-        _UNKNOWN_LINES,
+    *(
+        Foreign(TRAINING_LOG, (sign,), _UNKNOWN_LINES)
+        for sign in (
+            rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",
+            rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",
+        )
     ),
     Foreign(
         "JSON lines without a training step",

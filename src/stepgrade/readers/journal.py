@@ -1,24 +1,22 @@
-"""Journals of our recorder: what is left of a run that was killed, one JSON object per line."""
+"""Journals of our recorder, which survive a killed run: one JSON object per line."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
-from stepgrade.model import RECORDER, LayerStep, PhaseShare, Profile, Source
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.recording import with_lines, with_sampled
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of, per_step
+from stepgrade.readers.step_profile import RecorderHead, StepDocument, StepLayer, StepPhase, profile_of
 from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
@@ -81,38 +79,34 @@ def read(source: ByteSource) -> Part:
     if not total.parts:
         raise BadInput("the recording contains no complete step", where=source.name)
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
-    profile = Profile(
-        source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
-        work="training",  # it records optimizer steps
+    document = StepDocument(
         steps=total.steps,
-        mean_step_ms=total.per_step(total.wall_ms),
+        avg_step_ms=total.per_step(total.wall_ms),
         samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
-        phases=tuple(
-            PhaseShare(name=phase, ms=per_step(f"phase {phase!r}", ms, total.steps))
-            for phase, ms in sorted(total.phases_ms.items())
-        ),
-        layers=tuple(
-            LayerStep(
+        phases={phase: StepPhase(total_ms=ms) for phase, ms in total.phases_ms.items()},
+        per_layer=[
+            StepLayer(
                 layer=layer,
                 name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
-                fwd_ms=per_step(f"layer {layer}", forward_ms, total.steps),
-                bwd_ms=per_step(f"layer {layer}", backward_ms, total.steps),
-                recompute_ms=per_step(f"layer {layer}", recompute_ms or None, total.steps),
+                fwd_ms=forward_ms,
+                bwd_ms=backward_ms,
+                recompute_ms=recompute_ms or None,
             )
             for layer, (forward_ms, backward_ms, recompute_ms) in sorted(total.layers_ms.items())
-        ),
+        ],
         tokens_per_step=head.tokens_per_step or total.per_step(total.tokens) or None,
         samples_per_step=total.per_step(total.rows) or None,
-        recorded_steps=found.last.recorded_steps,
-        world_size=head.stepgrade.world_size,
-        rank=head.stepgrade.rank,
-        device=device_of(head.stepgrade.device),
-        recorded=circumstances_of(head.stepgrade),
-        contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=found.last.loss)),
-        notes=found.notes(head.flush_seconds),
+        stepgrade=structs.replace(
+            head.stepgrade,
+            recorded_steps=found.last.recorded_steps,
+            loss=found.last.loss,
+            sampled=None,
+            lines={},
+            notes_coded=found.notes(head.flush_seconds),
+        ),
     )
-    profile = with_sampled(profile, found.sampled)
+    profile = with_sampled(profile_of(document, source.name), found.sampled)
     return Part(profile=profile if found.lines is None else with_lines(profile, found.lines))
 
 
@@ -143,7 +137,7 @@ class _Contents:
                 total.add(sums)
                 check(total.memory_bytes, memory_bytes)
 
-    def notes(self, flush_seconds: float | None) -> tuple[Note, ...]:
+    def notes(self, flush_seconds: float | None) -> list[Note]:
         """Return notes on a run that did not finish."""
         lost = "" if flush_seconds is None else f", at most {show_ms(flush_seconds * 1e3)} before it ended"
         unended = f"the recording was not finished: this is its last written state{lost}"
@@ -154,7 +148,7 @@ class _Contents:
             (not self.steady.parts, Note("warm_up_only", slower)),
             (self._torn, Note("torn", torn)),
         )
-        return tuple(note for applies, note in possible if applies)
+        return [note for applies, note in possible if applies]
 
 
 class _Total:
@@ -169,7 +163,7 @@ class _Total:
         self._sample_count = 0
 
     @property
-    def samples_ms(self) -> tuple[float, ...]:
+    def samples_ms(self) -> list[float]:
         """Return the samples of all lines, as many steps apart as in the line with the fewest."""
         most = max((every for every, _ in self._samples), default=1)
         kept, due, step = [], 0, 0
@@ -179,7 +173,7 @@ class _Total:
                     kept.append(sample)
                     due += most
                 step += every
-        return tuple(kept)
+        return kept
 
     @property
     def memory_bytes(self) -> int:
@@ -204,11 +198,8 @@ class _Total:
             self.phases_ms[name] = self.phases_ms.get(name, 0.0) + spent_ms
         for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:
             before = self.layers_ms.get(layer, (0.0, 0.0, 0.0))
-            self.layers_ms[layer] = (
-                before[0] + forward_ms,
-                before[1] + backward_ms,
-                before[2] + recompute_ms,
-            )
+            own = forward_ms, backward_ms, recompute_ms
+            self.layers_ms[layer] = before[0] + own[0], before[1] + own[1], before[2] + own[2]
 
 
 READER = Reader(

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.decoding import from_json
-from stepgrade.errors import BadInput, StepgradeError
+from stepgrade.errors import BadInput, StepgradeError, UnknownFormat
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
 from stepgrade.readers.base import Part, Reader
@@ -18,6 +18,7 @@ from stepgrade.readers.source import ByteSource
 
 # A profile is a few kilobytes; a longer object is treated as truncated.
 MAX_OBJECT_BYTES = 16 * 2**20
+_BARS_NAMED = 3
 
 # Both emitters write "_profiler" first. Between the brace and the key there is only white space.
 _KEY = b'"_profiler"'
@@ -57,12 +58,12 @@ def read(source: ByteSource) -> Part:
         if scanned.failed is not None:
             run = with_failure(run, scanned.failed, source.name)
         if run is None:
-            raise _refusal(source, found)
+            raise _refusal(source, found, scanned.bars.names)
         return Part(log=run)
     profile = step_profile.profile_from_json(found.text, source.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
-        notes.append(Note("last_of_several", f"the log holds {found.count} profiles; this is the last"))
+        notes.append(Note("last_of_several", f"the log contains {found.count} profiles; this is the last"))
     return Part(log=msgspec.structs.replace(profile, notes=(*notes, *profile.notes)))
 
 
@@ -77,14 +78,8 @@ def find_profile(source: ByteSource) -> FoundText:
 def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) -> FoundText | int | None:
     """Return the last whole profile, else the line of one that is cut off; `watch` sees all chunks."""
     cut_line: int | None = None
-
-    def watched() -> Iterator[bytes]:
-        for chunk in source.chunks():
-            if watch is not None:
-                watch(chunk)
-            yield chunk
-
-    for chunks in (watched(), _quoted_texts(source)):
+    watched = source.chunks() if watch is None else (watch(chunk) or chunk for chunk in source.chunks())
+    for chunks in (watched, _quoted_texts(source)):
         found: FoundText | None = None
         for line, text in _Scanner(chunks).objects():
             if text is None:
@@ -96,16 +91,23 @@ def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) ->
     return cut_line
 
 
-def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
-    """Return the error: broken JSON, a truncated profile, or an unknown format."""
-    from stepgrade.readers.foreign import refusal, what_it_is  # only for what cannot be read
+def _refusal(source: ByteSource, cut_line: int | None, bars: tuple[str, ...] = ()) -> StepgradeError:
+    """Return the error: broken JSON, a truncated profile, bars that count no steps, or an unknown format."""
+    from stepgrade.readers.foreign import TRAINING_LOG, refusal, what_it_is  # only for what cannot be read
+    from stepgrade.readers.logs.bars import EVIDENCE
     from stepgrade.readers.registry import readers
 
-    if source.json_error is not None and what_it_is(source.head) is None:
+    known = what_it_is(source.head)
+    if source.json_error is not None and known is None:
         return source.json_error.at(source.name)
     if cut_line is not None:
         problem = "the profile is cut off or its JSON is broken"
-        return BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
+        return BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file complete?")
+    if bars and (known is None or known.what == TRAINING_LOG):
+        more = f" and {len(bars) - _BARS_NAMED} more" if len(bars) > _BARS_NAMED else ""
+        named = ", ".join(f"'{name}'" for name in bars[:_BARS_NAMED])
+        problem = f"shows no training step, only progress bars of {named}{more}"
+        return UnknownFormat(problem, where=source.name, hint=f"training is known by {EVIDENCE}")
     return refusal(source, readers())
 
 
@@ -141,11 +143,15 @@ class _Scanner:
             self._skip_to(opening.start())
             line, end = self._line, self._object_end()
             text = self._text[self._at : end] if end else None
-            yield line, text if text and _is_json(text) else None
+            try:
+                from_json(text or b"", msgspec.Raw)
+            except (msgspec.DecodeError, RecursionError):
+                text = None
+            yield line, text
             self._skip_to(end or self._at + 1)
 
     def _object_end(self) -> int | None:
-        """Return where the object at hand ends; None when the text, or another profile, comes first."""
+        """Return where the current object ends; None if the text ends or another profile starts before."""
         depth, seen = 0, self._at
         while True:
             for token in _TOKEN.finditer(self._text, seen):
@@ -168,19 +174,11 @@ class _Scanner:
         self._at = position
 
     def _read_on(self) -> bool:
-        """Add the next chunk to the unread text; tell whether there was one."""
+        """Add the next chunk to the unread text; return whether there was one."""
         chunk = next(self._chunks, b"")
         self._text = self._text[self._at :] + chunk
         self._at = 0
         return bool(chunk)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        from_json(text, msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
 
 
 READER = Reader(

@@ -33,50 +33,34 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Part:
     """Return what the memory held, by category and over time; a timeline has no times of steps."""
+    import numpy as np  # only to read
+
     from stepgrade.model.allocations import MemoryTimeline  # needs numpy
 
-    is_sums = _EVENTS.match(source.head) is None
-    document = source.document()
+    document, width = source.document(), len(_COLUMNS)
     try:
-        at_ms, levels = levels_of_sums(document) if is_sums else levels_of_events(document)
+        if _EVENTS.match(source.head) is None:
+            times, sizes = decode_json(document, tuple[list[float], list[list[float]]])
+            if len(times) != len(sizes) or any(len(row) != width + 1 for row in sizes):
+                raise BadInput(f"needs {width + 1} sizes for each of its {len(times):,} moments")
+            columns = np.array(sizes, float).reshape(len(sizes), width + 1)[:, 1:]
+            at_ms = (np.array(times, float) - (times[0] if times else 0.0)) / 1e3
+        else:
+            rows = decode_json(document, list[tuple[_Long, int, _Long, _Number]])
+            at_ns = np.array([row[0] for row in rows], np.int64)
+            deltas = np.zeros((len(rows), width))
+            deltas[np.arange(len(rows)), [row[3] for row in rows]] = [row[2] for row in rows]
+            columns, known = np.cumsum(deltas, axis=0), at_ns[at_ns >= 0]  # -1 is before the recording
+            at_ms = np.maximum(at_ns - (int(known[0]) if len(known) else 0), 0) / 1e6
     except BadJson as error:
         raise BadInput(f"is not a complete memory timeline: {error}", where=source.name) from error
-    if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
-        raise BadInput("holds no valid sizes", where=source.name)
-    timeline = MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
-    return Part(memory=timeline)
-
-
-def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
-    """Return the moments in milliseconds, and the bytes of each category at them, as the sums tell."""
-    import numpy as np  # only to read
-
-    times, rows = decode_json(document, tuple[list[float], list[list[float]]])
-    width = len(_COLUMNS) + 1
-    if len(times) != len(rows) or any(len(row) != width for row in rows):
-        raise BadInput(f"needs {width} sizes for each of its {len(times):,} moments")
-    columns = np.array(rows, float).reshape(len(rows), width)[:, 1:]
-    return (np.array(times, float) - (times[0] if times else 0.0)) / 1e3, _by_category(columns)
-
-
-def levels_of_events(document: bytes) -> tuple[Floats, dict[str, Floats]]:
-    """Return the same from allocation events."""
-    import numpy as np  # only to read
-
-    rows = decode_json(document, list[tuple[_Long, int, _Long, _Number]])
-    times = np.array([row[0] for row in rows], np.int64)
-    deltas = np.zeros((len(rows), len(_COLUMNS)))
-    deltas[np.arange(len(rows)), [row[3] for row in rows]] = [row[2] for row in rows]
-    known = times[times >= 0]  # allocations before the recording have time -1
-    first = int(known[0]) if len(known) else 0
-    return np.maximum(times - first, 0) / 1e6, _by_category(np.cumsum(deltas, axis=0))
-
-
-def _by_category(columns: Floats) -> dict[str, Floats]:
     levels: dict[str, Floats] = {}
     for number, name in enumerate(_COLUMNS):
         levels[name] = levels[name] + columns[:, number] if name in levels else columns[:, number]
-    return levels
+    if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
+        raise BadInput("contains no valid sizes", where=source.name)
+    timeline = MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
+    return Part(memory=timeline)
 
 
 READER = Reader(

@@ -52,21 +52,14 @@ def read(source: ByteSource) -> Part:
     from stepgrade.readers.foreign import refusal
     from stepgrade.readers.logs import tables, tensorboard, wandb
     from stepgrade.readers.logs.assemble import profile_of_log
-    from stepgrade.readers.logs.records import RecordLog
+    from stepgrade.readers.logs.records import PRODUCERS, RecordLog
     from stepgrade.readers.registry import readers
 
     kind = _kind(source)
-    names = {
-        "wandb": "Weights & Biases",
-        "tensorboard": "TensorBoard",
-        "trainer_state": "Hugging Face Trainer",
-        "peft": "PEFT's benchmark",
-        "csv": "a table of metrics",
-        "mlflow": "MLflow",
-    }
     if kind is None:
         raise refusal(source, readers())
-    log, runs = RecordLog(kind, names[kind]), 1
+    producer, runs = PRODUCERS[kind], 1
+    log = RecordLog(producer)
     if kind == "wandb":
         wandb.read_wandb(source.chunks(), log)
     elif kind == "tensorboard":
@@ -86,14 +79,14 @@ def read(source: ByteSource) -> Part:
         is_json = source.json_error is None
         decoded = decode_json(document if is_json else with_nan_quoted(document), dict[str, Any])
         (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
-    profile = profile_of_log(log.scanned(), source.name, names[kind])
+    profile = profile_of_log(log.scanned(), source.name, producer)
     if profile is None and kind in ("tensorboard", "wandb"):
         hint = "log a scalar, such as the loss, with its step number"
-        raise UnknownFormat(f"is a file of {names[kind]} without a scalar", where=source.name, hint=hint)
+        raise UnknownFormat(f"is a {producer} file without scalars", where=source.name, hint=hint)
     if profile is None:
         raise refusal(source, readers())
     if runs > 1:
-        text = f"the database holds {runs} runs; this is the latest"
+        text = f"the database contains {runs} runs; this is the latest"
         profile = structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
     return Part(log=profile)
 

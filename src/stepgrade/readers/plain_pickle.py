@@ -1,11 +1,11 @@
 """Decode pickles of plain values, and refuse all others at the first opcode that is not allowed.
 
-`pickle.load` runs what the file says, and one of nine bytes makes it take gigabytes. Here only opcodes exist
-that make dicts, lists, tuples, texts and numbers. Nothing is sized by a number in the file: what a file makes
-grows with its bytes, and what it would take is compared with the limit while it is read.
+`pickle.load` can run code, and nine bytes can make it allocate gigabytes. Here only the opcodes of dicts,
+lists, tuples, texts and numbers exist, no allocation is sized by a number in the file, and memory is checked
+while the file is read.
 
-Large files hold the same few shapes of rows again and again: dicts under keys that were written before. Each
-shape becomes a pattern that finds the values of a whole row at once; all else goes opcode by opcode.
+Large files repeat the same few shapes of rows: dicts with keys in the memo. Each shape becomes a pattern that
+matches the values of a whole row at once; everything else goes opcode by opcode.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_TEXT: Final = 1 << 16
 LONGEST_INTEGER: Final = 9  # bytes: all of 64 bits, and a sign
 _LONGEST_ARGUMENT: Final = LONGEST_TEXT + 16
 _NEWEST_PROTOCOL: Final = 5
-# Measured, and rounded up: an object with its place on the stack, in the memo and in what holds it.
+# Measured, and rounded up: an object with its references in the stack, the memo and its container.
 _OBJECT_BYTES: Final = 120
 _NUMBER_BYTES: Final = 48
 _ITEM_BYTES: Final = 16
@@ -68,7 +68,7 @@ _REFUSED: Final = {
 
 
 class Row(tuple[Any, ...]):
-    """A dict in less memory: where its keys stand, which all rows of a shape share, then its values."""
+    """A dict in less memory: the indices of its keys, which all rows of a shape share, then its values."""
 
     __slots__ = ()
 
@@ -101,12 +101,12 @@ def decode(chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool = False) 
 
 
 class _Machine:
-    """The stack of a pickle, what it keeps to use again, and the bytes from a place on."""
+    """The stack and the memo of a pickle, and its bytes from an offset on."""
 
     def __init__(self, chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool) -> None:
         self._chunks, self._most_bytes, self._has_rows = chunks, most_bytes, has_rows
         self._shapes: list[_Shape] = []
-        # What the opcodes of values in rows stand for, by their bytes; texts and lists may be kept again.
+        # Values in rows by the bytes of their opcodes; texts and lists may be memoized again.
         self._known: dict[bytes, Plain] = {}
         self._seen: dict[bytes, Any] = {}
         self.data, self.offset = b"", 0
@@ -122,7 +122,7 @@ class _Machine:
         """Return the value that the opcodes make."""
         memo = self.memo
         while True:
-            # Beyond this place an opcode may not be whole; at the end of the source all there is counts.
+            # Beyond this offset an opcode may not be complete, unless the source has ended.
             safe = self._move()
             while self.offset <= safe and self.needed <= self._most_bytes:
                 data, offset = self.data, self.offset
@@ -191,7 +191,7 @@ class _Machine:
             self.offset = found.end()
 
     def _value(self, part: bytes) -> Plain:
-        """Return what the opcodes of one value in a row stand for, and keep it if they say so."""
+        """Return the value of the opcodes of a field in a row; memoize it if they do."""
         code = part[0]
         if code == _TEXT:
             text = self._seen.get(part)
@@ -255,7 +255,6 @@ class _Machine:
         return size - 1 if self.is_last else size - _LONGEST_ARGUMENT
 
     def _part(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
         part = self.data[self.offset : self.offset + size]
         if len(part) < size:
             raise _cut_off()
@@ -267,7 +266,7 @@ class _Machine:
 
     def _refusal(self, name: str, why: str) -> BadInput:
         where = f"at byte {self.before + self.offset - 1}"
-        hint = "PyTorch's dumps hold plain values only: write it again"
+        hint = "PyTorch's dumps contain plain values only: write it again"
         return BadInput(f"is a pickle with the opcode {name}, which {why}, {where}", hint=hint)
 
     def _since_mark(self) -> list[Plain]:
@@ -295,20 +294,17 @@ class _Machine:
             raise self._refusal("BINPUT", "does not number what it keeps one by one")
         self.memo.append(self.stack[-1])
 
-    def integer(self, code: int) -> None:
+    def number(self, code: int) -> None:
         self.needed += _NUMBER_BYTES
-        self.stack.append(self._whole({ord("K"): 1, ord("M"): 2}[code]))
-
-    def signed_integer(self, code: int) -> None:
-        size = 4 if code == ord("J") else self._whole(1)
-        if size > LONGEST_INTEGER:
-            raise self._refusal("LONG1", "is longer than 64 bits")
-        self.needed += _NUMBER_BYTES
-        self.stack.append(int.from_bytes(self._part(size), "little", signed=True))
-
-    def number(self, _: int) -> None:
-        self.needed += _NUMBER_BYTES
-        self.stack.append(unpack(">d", self._part(8))[0])
+        if code == _DOUBLE:
+            self.stack.append(unpack(">d", self._part(8))[0])
+        elif code in b"KM":
+            self.stack.append(self._whole(b"KM".index(code) + 1))
+        else:
+            size = 4 if code == _SIGNED else self._whole(1)
+            if size > LONGEST_INTEGER:
+                raise self._refusal("LONG1", "is longer than 64 bits")
+            self.stack.append(int.from_bytes(self._part(size), "little", signed=True))
 
     def text(self, code: int) -> None:
         size = self._whole(4 if code == ord("X") else 1)
@@ -366,9 +362,7 @@ _METHODS: Final = {
     b"\x95": _Machine.frame,
     b"(": _Machine.mark,
     b"qr": _Machine.put,
-    b"KM": _Machine.integer,
-    b"J\x8a": _Machine.signed_integer,
-    b"G": _Machine.number,
+    b"KMJ\x8aG": _Machine.number,
     b"\x8cX": _Machine.text,
     b"N\x88\x89": _Machine.constant,
     b"}]": _Machine.empty,

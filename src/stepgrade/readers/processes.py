@@ -1,11 +1,13 @@
-"""Events of all processes in one file into a trace for each: what readers of device profilers share."""
+"""Collect the events of all processes in a file and build a trace for each; shared by device profilers."""
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, TypeVar
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepgrade.model.columns import distinct, groups, narrow, once_if_constant, order_by_start
@@ -19,50 +21,40 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
-    Profiler,
+    Kinds,
     Trace,
-    TraceDevice,
     TraceThread,
 )
+from stepgrade.naming.torch_names import BACKWARD, LONGEST_NAME
 
 Column: TypeAlias = NDArray[Any]
 Columns: TypeAlias = dict[str, Column]
-Table = TypeVar("Table", HostOps, HostCalls, DeviceWork, HostRanges)
+Facts: TypeAlias = dict[str, Any]  # fields of Trace: what is known of a process besides its events
 
-_DEFAULTS: Final = {"kind": 0, "bytes": NONE, "collective": NONE, "external_id": NONE, "stream": NONE}
 _MODELS: Final = {"ops": HostOps, "calls": HostCalls, "work": DeviceWork, "ranges": HostRanges}
-_CATEGORIES: Final = {
-    DeviceEvent.KERNEL: "kernel",
-    DeviceEvent.COPY_H2D: "copy",
-    DeviceEvent.COPY_D2H: "copy",
-    DeviceEvent.COPY_D2D: "copy",
-    DeviceEvent.COPY_OTHER: "copy",
-    DeviceEvent.MEMSET: "memset",
+_COPY_WORDS: Final = {
+    "HtoD": (DeviceEvent.COPY_H2D, re.compile(r"HOST_?TO_?DEVICE|HtoD", re.IGNORECASE)),
+    "DtoH": (DeviceEvent.COPY_D2H, re.compile(r"DEVICE_?TO_?HOST|DtoH", re.IGNORECASE)),
+    "DtoD": (DeviceEvent.COPY_D2D, re.compile(r"DEVICE_?TO_?DEVICE|DtoD|copyBuffer", re.IGNORECASE)),
 }
+_FILL_KERNEL: Final = re.compile(r"^(__amd_rocclr_)?fillBuffer", re.IGNORECASE)
+_COPY_KERNEL: Final = re.compile(r"^__amd_rocclr_copy")
 # Later times are invalid; differences up to here still fit into 64 bits.
 _LATEST_NS: Final = 1 << 61
 _LONGEST_NAME: Final = 4000
-
-
-class CaptureFacts(Struct, frozen=True, kw_only=True):
-    """What is known about a whole file."""
-
-    name: str
-    profiler: Profiler
-    era: str
-    versions: dict[str, str]
-    epoch_ns: int | None  # epoch nanoseconds of the time that the file counts from
-    doubts: tuple[str, ...] = ()
-
-
-class RankFacts(Struct, frozen=True, kw_only=True):
-    """What is known about one process."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    devices: tuple[TraceDevice, ...] = ()
-    tokens: tuple[int, ...] | None = None
+# torch.autograd.profiler.emit_nvtx: every part after the name is optional.
+_SIZES: Final = ", sizes = ["
+_NUMBERS: Final = re.compile(r"(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?\Z")
+_NUMBERS_LENGTH: Final = 80
+_EMITTED_PARTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
+_QUALIFIED: Final = re.compile(r"[A-Za-z_]\w*::\w")
+# TSL:Thunk:#name=jit(step)/dot_general,hlo_op=fusion.12#, as XLA writes; modules have their program's number.
+_OF_XLA: Final = re.compile(
+    r"TSL:(?P<kind>Thunk|XlaModule):#.{0,2000}?hlo_(?:op|module)=(?P<name>[^,#]{1,500})"
+)
+_LONGEST_TEXT: Final = 100_000
+_LONGEST_RANGE: Final = 1000
+_WIDTH: Final = 8
 
 
 class Events:
@@ -75,7 +67,7 @@ class Events:
         self.strings: dict[str, int] = {}
         self.inputs: dict[Inputs, int] = {}
         self.collectives: dict[Collective, int] = {}
-        self.thread_names: dict[int, str] = {}
+        self._annotations = array("q")
         self._parts: dict[str, list[Columns]] = {name: [] for name in _MODELS}
         self._joined: dict[str, Columns] = {}
         self._left: set[int] = set()
@@ -90,13 +82,24 @@ class Events:
         table = [self.name_id(texts.get(number, "?")) for number in found.values.tolist()]
         return np.array(table, np.int32)[found.which]
 
-    def add(self, table: str, **columns: Column | int) -> None:
-        """Add rows to `ops`, `calls`, `work` or `ranges`; an int stands for a constant column."""
+    def kernels(self, names: Iterable[str]) -> tuple[Ids, Kinds]:
+        """Return the name ids of kernels, and what each does."""
+        ids = np.array([*map(self.name_id, names)], np.int32)
+        kinds = np.array([*map(kind_of_kernel, self.strings), DeviceEvent.KERNEL], np.int8)
+        return ids, kinds[ids]
+
+    def add(self, table: str, **columns: Column | Sequence[Any] | int) -> None:
+        """Add rows to `ops`, `calls`, `work` or `ranges`; names may be texts, an int is a constant column."""
         rows = len(np.asarray(columns["start"]))
-        whole = {
-            name: np.full(rows, value, np.int32) if isinstance(value, int) else value
-            for name, value in columns.items()
-        }
+        whole: Columns = {}
+        for name, value in columns.items():
+            if isinstance(value, int):
+                whole[name] = np.full(rows, value, np.int32)
+            elif isinstance(value, np.ndarray):
+                whole[name] = value
+            else:
+                is_text = len(value) and isinstance(value[0], str)
+                whole[name] = np.array([*map(self.name_id, value)] if is_text else value, np.int64)
         start, end = (
             np.clip(np.asarray(whole.pop(name), np.int64), -_LATEST_NS, _LATEST_NS)
             for name in ("start", "end")
@@ -105,19 +108,56 @@ class Events:
         part |= {"start_ns": start, "dur_ns": narrow(np.maximum(end - start, 0))}
         self._parts[table].append(part)
 
+    def annotate(self, process: int, thread: int, start: int, end: int, text: str) -> None:
+        """Add a range: an operation or a named range, with the shapes and numbers in its text."""
+        name, is_op, sequence, inputs = text[:_LONGEST_TEXT], 0, NONE, NONE
+        if any(part in name for part in _EMITTED_PARTS):
+            is_op, name = 1, name.partition(", input_op_ids = ")[0]
+            if name.endswith("]") and _SIZES in name:
+                name, _, sizes = name.partition(_SIZES)
+                inputs = self.inputs.setdefault(Inputs(dims=f"[{sizes}".encode()), len(self.inputs))
+            numbers = _NUMBERS.search(name, max(0, len(name) - _NUMBERS_LENGTH))
+            if numbers is not None and numbers[0]:
+                name, sequence = name[: numbers.start()], int(numbers["seq"] or NONE)
+        elif found := _OF_XLA.match(name):
+            is_op, name = int(found["kind"] == "Thunk"), found["name"]
+        name_id = self.name_id(name[:_LONGEST_RANGE])
+        self._annotations.extend((process, thread, start, end, name_id, is_op, sequence, inputs))
+
     def join(self) -> None:
-        """Concatenate the parts of each table, once all are added."""
+        """Concatenate the parts of each table, once all are added; missing columns are NONE, kinds 0."""
+        rows = np.frombuffer(self._annotations or array("q"), np.int64).reshape(-1, _WIDTH)
+        named, is_op = rows[:, 4].astype(np.int32), rows[:, 5] > 0
+        texts = list(self.strings) if len(rows) else []
+        if is_op.any():
+            # Operations without autograd have only a name.
+            qualified = [
+                _QUALIFIED.match(text) is not None and not text.startswith("cub::") for text in texts
+            ]
+            is_op |= np.array(qualified, np.bool_)[named]
+        # Autograd nodes carry the sequence number of their forward operation.
+        is_node = np.array([BACKWARD.search(text, 0, LONGEST_NAME) is not None for text in texts], np.bool_)
+        for sort, chosen in (("ops", is_op), ("ranges", ~is_op)) if len(rows) else ():
+            process, thread, start, end, _, _, sequence, inputs = rows[chosen].T
+            more: Columns = {}
+            if sort == "ops":
+                forward = np.where(sequence >= 0, is_node[named[chosen]], NONE)
+                more = {"sequence": sequence, "inputs": inputs.astype(np.int32), "forward_thread": forward}
+            self.add(sort, process=process, start=start, end=end, thread=thread, name=named[chosen], **more)
         for table, model in _MODELS.items():
             parts = [part for part in self._parts.pop(table) if len(part["start_ns"])]
+            counts = [len(part["start_ns"]) for part in parts]
             self._joined[table] = {}
             for name in (*model.__struct_fields__, "process"):
-                columns = [_part(part, name) for part in parts]
-                none = np.empty(
-                    0, np.int64 if name == "start_ns" else np.int8 if name == "kind" else np.int32
-                )
-                self._joined[table][name] = (
-                    columns[0] if len(columns) == 1 else np.concatenate([none, *columns])
-                )
+                dtype = np.int64 if name == "start_ns" else np.int8 if name == "kind" else np.int32
+                default = dtype(0 if name == "kind" else NONE)
+                columns = [
+                    part.pop(name) if name in part else np.full(count, default)
+                    for part, count in zip(parts, counts, strict=True)
+                ]
+                is_alone = len(columns) == 1
+                whole = columns[0] if is_alone else np.concatenate([np.empty(0, dtype), *columns])
+                self._joined[table][name] = whole
 
     def table(self, name: str) -> Columns:
         """Return a table of all processes."""
@@ -130,10 +170,20 @@ class Events:
         self._left = set(found)
         return found
 
-    def take(self, process: int, file: CaptureFacts, of: RankFacts, *, zero_ns: int | None = None) -> Trace:
+    def traces(self, ranked: list[tuple[int, Facts, int]]) -> Iterator[Trace]:
+        """Yield the traces of processes, which come with their first device, by rank or else by device."""
+        ranks = [facts.get("rank") for _, facts, _ in ranked]
+        if len(ranked) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+            ranked = sorted(ranked, key=lambda found: (found[2], found[0]))
+            for rank, (_, facts, _) in enumerate(ranked):
+                facts |= {"rank": rank, "world_size": max(facts.get("world_size") or 0, len(ranked))}
+        for process, facts, _ in sorted(ranked, key=lambda found: found[1].get("rank") or 0):
+            yield self.take(process, facts)
+
+    def take(self, process: int, facts: Facts, *, zero_ns: int | None = None) -> Trace:
         """Return the timeline of one process, once; all processes of a file share one zero.
 
-        Zero is the first work or call, unless given.
+        Zero is the first work or call, unless given. `base_ns` in `facts` is that of the file's own clock.
         """
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
         if zero_ns is None:
@@ -156,78 +206,55 @@ class Events:
         threads = distinct(np.concatenate([table["thread"] for table in host]).astype(np.int64))
         for table in host:
             table["thread"] = np.searchsorted(threads, table["thread"]).astype(np.int32)
-        counts = dict.fromkeys(_CATEGORIES.values(), 0)
-        for kind, category in _CATEGORIES.items():
-            counts[category] += int((tables["work"]["kind"] == kind).sum())
-        for name, category in (("calls", "runtime call"), ("ranges", "range"), ("ops", "operation")):
-            counts[category] = len(tables[name]["name"])
+        by_kind = np.bincount(tables["work"]["kind"], minlength=len(DeviceEvent)).tolist()
+        counts = {
+            "kernel": by_kind[DeviceEvent.KERNEL],
+            "copy": sum(by_kind[DeviceEvent.COPY_H2D : DeviceEvent.MEMSET]),
+            "memset": by_kind[DeviceEvent.MEMSET],
+            "runtime call": len(tables["calls"]["name"]),
+            "range": len(tables["ranges"]["name"]),
+            "operation": len(tables["ops"]["name"]),
+        }
+        models: dict[str, Any] = {}
+        for name, table in tables.items():
+            order = order_by_start(table["start_ns"], table["dur_ns"])
+            is_sorted = bool((np.diff(order) > 0).all())
+            columns = {field: column if is_sorted else column[order] for field, column in table.items()}
+            columns["start_ns"] = columns["start_ns"] - zero_ns
+            columns["name"] = columns["name"].astype(np.int32, copy=False)
+            if "kind" in columns:
+                columns["kind"] = columns["kind"].astype(np.int8, copy=False)
+            kept = {field: once_if_constant(column) for field, column in columns.items()}
+            models[name] = _MODELS[name](**kept)
+        fields: Facts = {"rank": None, "world_size": None, "backend": None, "base_ns": None, "devices": ()}
+        fields |= {"versions": {}} | facts
+        if fields["base_ns"] is not None:
+            fields["base_ns"] += zero_ns
         return Trace(
-            file=file.name,
-            profiler=file.profiler,
-            rank=of.rank,
-            world_size=of.world_size,
-            backend=of.backend,
-            base_ns=None if file.epoch_ns is None else file.epoch_ns + zero_ns,
+            **fields,
             file_zero_ns=zero_ns,
-            devices=of.devices,
-            tokens=of.tokens,
-            versions=file.versions,
             strings=tuple(self.strings),
             inputs=tuple(self.inputs),
             collectives=tuple(self.collectives),
-            ops=_model(HostOps, tables["ops"], zero_ns),
-            calls=_model(HostCalls, tables["calls"], zero_ns),
-            work=_model(DeviceWork, tables["work"], zero_ns),
-            ranges=_model(HostRanges, tables["ranges"], zero_ns),
+            **models,
             recorded=frozenset({"shapes"} if self.inputs else ()),
-            era=file.era,
-            doubts=file.doubts,
             threads=tuple(
-                TraceThread(process=str(process), thread=str(thread), name=self.thread_names.get(thread))
-                for thread in threads.tolist()
+                TraceThread(process=str(process), thread=str(thread)) for thread in threads.tolist()
             ),
             categories={name: count for name, count in counts.items() if count},
         )
 
 
-def _part(part: Columns, name: str) -> Column:
-    """Take a column out of a part, with a default if the reader has none."""
-    if name in part and name != "start_ns":
-        return part.pop(name)
-    if name in part:
-        return part[name]
-    dtype = np.int8 if name == "kind" else np.int32
-    return np.full(len(part["start_ns"]), _DEFAULTS.get(name, NONE), dtype)
+def kind_of_kernel(name: str) -> DeviceEvent:
+    """Return what a kernel does: ROCm copies and sets memory on the device by kernels of its own."""
+    if _FILL_KERNEL.search(name):
+        return DeviceEvent.MEMSET
+    return DeviceEvent.COPY_D2D if _COPY_KERNEL.search(name) else DeviceEvent.KERNEL
 
 
-def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:
-    """Return the rows as a model type, sorted and counted from zero."""
-    order = order_by_start(table["start_ns"], table["dur_ns"])
-    is_sorted = bool((np.diff(order) > 0).all())
-    columns = {name: column if is_sorted else column[order] for name, column in table.items()}
-    del order
-    columns["start_ns"] = columns["start_ns"] - zero_ns
-    columns["name"] = columns["name"].astype(np.int32, copy=False)
-    if "kind" in columns:
-        columns["kind"] = columns["kind"].astype(np.int8, copy=False)
-    return model(**{name: once_if_constant(column) for name, column in columns.items()})
-
-
-def in_order(ranked: list[tuple[int, RankFacts, int]]) -> list[tuple[int, RankFacts]]:
-    """Return processes with their ranks: as recorded, else in device order."""
-    ranks = [facts.rank for _, facts, _ in ranked]
-    if len(ranked) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
-        in_device_order = sorted(ranked, key=lambda found: (found[2], found[0]))
-        return [
-            (
-                process,
-                RankFacts(
-                    rank=number,
-                    world_size=max(facts.world_size or 0, len(ranked)),
-                    backend=facts.backend,
-                    devices=facts.devices,
-                ),
-            )
-            for number, (process, facts, _) in enumerate(in_device_order)
-        ]
-    return [(process, facts) for process, facts, _ in sorted(ranked, key=lambda found: found[1].rank or 0)]
+def copy_direction(text: str) -> tuple[DeviceEvent, str]:
+    """Return the direction of a copy, and the name that copies have in all traces."""
+    for word, (kind, pattern) in _COPY_WORDS.items():
+        if pattern.search(text):
+            return kind, f"Memcpy {word}"
+    return DeviceEvent.COPY_OTHER, "Memcpy other"

@@ -26,9 +26,9 @@ def read_ranks(
     input_format: str | None = None,
     options: ReadOptions = ReadOptions(),  # noqa: B008
 ) -> Iterator[Trace]:
-    """Yield the ranks of one run, each read when it is needed; a directory stands for the traces in it.
+    """Yield the ranks of one run, each read when it is needed; a directory means the traces in it.
 
-    A rank is what the file says of itself, else what its name says, else None.
+    The rank comes from the file, else from its name, else it is None.
     """
     with discover(sources, input_format, options) as run:
         yield from _traces_of(run, options)
@@ -68,7 +68,7 @@ def _traces_of(run: RunFiles, options: ReadOptions) -> Iterator[Trace]:
 
 
 class RankRecording(Struct, frozen=True, kw_only=True):
-    """What tells a trace from those of other processes: its file, rank and process, and when it was."""
+    """What identifies the process of a trace: file, rank, process id and time."""
 
     name: str
     rank: int | None
@@ -79,7 +79,7 @@ class RankRecording(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, trace: Trace, name: str) -> RankRecording:
-        """Return what the trace in a file of that name says; its rank is else what the name says."""
+        """Return the recording of the trace in a file of that name, which may hold the rank."""
         base = os.path.basename(name)
         match = RANK_IN_NAME.search(base)
         named = int(match[1]) if match else None
@@ -120,7 +120,7 @@ class RankRecording(Struct, frozen=True, kw_only=True):
 
 
 class Processes:
-    """The processes of a run, told apart by their recordings in the order of the files."""
+    """The processes of a run, distinguished by their recordings in the order of the files."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int | None, list[RankRecording]] = {}

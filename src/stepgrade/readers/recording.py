@@ -1,4 +1,4 @@
-"""What our recorder's own files add to a profile: the sampled steps, and the ledger that they allow."""
+"""Add the sampled steps of our recorder to a profile, and the ledger that they allow."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _HOST = "host"
 
 
 def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
-    """Return the profile of the timed steps with what the sampled ones did, as far as that holds for them.
+    """Return the profile of the timed steps with the operations of the sampled steps, scaled to them.
 
-    FLOPs go with the tokens or samples of a step; times of operations with those of the phases around them,
-    which a profiler makes longer.
+    FLOPs scale with the tokens or samples of a step; times with the phases, which profiling makes longer.
     """
     if sampled is None or not sampled.steps or not profile.steps:
         return profile
@@ -56,7 +55,7 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
 def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Profile:
     """Return the profile with the lines of the user's code that it waited in.
 
-    Another program may have stopped the sampled step: it stalls by no more than many looks at all steps saw.
+    The stalls of the sampled step are limited to those seen in all steps: it may have been interrupted.
     """
     activity = profile.activity
     if activity is None:
@@ -73,10 +72,7 @@ def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Prof
 def _ledger(
     profile: Profile, phases_ms: dict[str, float], model_ms: float, sampled: SampledSteps
 ) -> Ledger | None:
-    """Return where a processor's time goes: waits by the timed phases, operations by the sampled steps.
-
-    What is in no phase is the loop's own Python, for the processor is the host.
-    """
+    """Return where a processor's time goes: waits by timed phases, operations by sampled steps."""
     total_ms = (profile.mean_step_ms or 0.0) * (profile.steps or 0)
     if sampled.busy_ms is None or not sampled.model_ms or not total_ms:
         return None

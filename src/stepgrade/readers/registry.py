@@ -30,7 +30,7 @@ PLUG_IN_GROUP = "stepgrade.readers"
 
 
 def readers() -> Iterator[Reader]:
-    """Yield every reader in the order in which they are asked; the one that takes any text is last."""
+    """Yield every reader in the order in which they are tried; the log reader takes any text and is last."""
     for name in BUILT_IN[:-1]:
         yield built_in(name)
     from importlib.metadata import entry_points  # slow to import, rarely needed
@@ -49,9 +49,9 @@ def readers() -> Iterator[Reader]:
 
 
 def read_source(source: ByteSource, input_format: str | None = None) -> Part:
-    """Return what the source holds, read by the reader of that name or by the first that recognises it.
+    """Read the source with the reader of that name, or with the first that recognises it.
 
-    Of traces only the steps that the source's options ask for; raise BadOption where there are no traces.
+    Traces are cut to the steps in the source's options; raise BadOption if there are no traces to cut.
     """
     reader = reader_for(source, input_format)
     try:

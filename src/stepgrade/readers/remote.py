@@ -1,8 +1,7 @@
-"""Files of an object store or a web server, by fsspec: found, opened, and shown without secrets.
+"""Find and open files of an object store or a web server by fsspec, without showing secrets.
 
-Credentials come from where the store's own library finds them (environment, profile, role of the machine). Of
-a URL the user's name, password and query never leave this module: names and errors are without them, and what
-a library says in an error is not passed on, for it may quote a signed URL.
+Credentials come from the store's own library (environment, profile, machine role). User, password and query
+of a URL never leave this module, and messages of a library are dropped: they may quote a signed URL.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def shown_url(url: str) -> str:
 
 
 def find(url: str) -> list[RemoteFile] | None:
-    """Return the files that a pattern or a directory stands for; None for a single file."""
+    """Return the files under a pattern or in a directory; None for a single file."""
     files, path = _store(url)
     is_web = url.lower().startswith("http")
     scheme = url.partition("://")[0]
@@ -151,7 +150,7 @@ def _read_error(error: Exception, url: str) -> BadInput:
     if status is None and isinstance(origin, OSError) and not isinstance(origin, FileNotFoundError):
         return BadInput("cannot be read: connection failed", where=name, hint="is the address right?")
     if isinstance(error, FileNotFoundError) or status == 404:
-        return BadInput("no such file", where=name, hint="is the name right, and the run over?")
+        return BadInput("no such file", where=name, hint="check the name, and whether the run has finished")
     if "Credentials" in type(error).__name__:
         return BadInput(
             "needs credentials", where=name, hint="set credentials as for the store's own command-line tool"

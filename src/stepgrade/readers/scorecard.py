@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from stepgrade.contract.decode import decode_json
-from stepgrade.model import Baseline
+from stepgrade.model.scorecard import Baseline
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
-# Only what is compared is decoded, so that cards of other versions can be read.
+# Only compared fields are decoded, so that cards of other versions can be read.
 _COMPARED = (
     "device",
     "fingerprint",
@@ -37,8 +37,7 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Part:
     """Return what the run reached; v1's fields have the same names and meanings in v2."""
-    # Sources that are no scorecards should not wait for its types.
-    from stepgrade.model.scorecard import Scorecard
+    from stepgrade.model.scorecard import Scorecard  # other sources should not wait for its types
 
     document = decode_json(source.document(), dict[str, Any])
     unstated = dict.fromkeys(

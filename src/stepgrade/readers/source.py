@@ -9,19 +9,22 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self, TypeAlias
+from typing import Any, BinaryIO, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from stepgrade.config import DialectTable
 from stepgrade.contract.decode import decode_json
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, BadJson, MissingExtra, TooLarge
 from stepgrade.files import scratch_folder
-from stepgrade.memory import check_json, default_limit
+from stepgrade.memory import check, check_json, default_limit
 from stepgrade.units import show_bytes
 
+T = TypeVar("T")
 PathLike: TypeAlias = str | os.PathLike[str]
 Readable: TypeAlias = PathLike | bytes | BinaryIO
 Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, bytes of the file (0: not known)
@@ -33,11 +36,19 @@ HEAD_BYTES = 64 * 2**10
 CHUNK_BYTES = 2**20
 # Profiles that are one JSON object are small; larger files are read in chunks.
 MAX_DOCUMENT_BYTES = 256 * 2**20
+MAX_JSON_BYTES = 4 * 2**30
 
 ZIP_MAGIC = b"PK\x03\x04"
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_OPEN_ERRORS: dict[int | None, tuple[str, str | None]] = {
+    errno.EISDIR: ("is a directory", "pass a profile inside it"),
+    errno.ENOENT: ("no such file", "use - to read standard input"),
+    errno.EACCES: ("permission denied", "make it readable with chmod +r"),
+    errno.EPERM: ("permission denied", "make it readable with chmod +r"),
+    errno.ENXIO: ("is a socket or a device", "pass a file name, or - to read standard input"),
+}
 _PACKED_BYTES = 1 << 17
 _FIRST_FED_BYTES = 1 << 10
 # Traces are 12 to 30 times smaller in gzip.
@@ -51,13 +62,13 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     steps: tuple[int, int] | None = None
     max_bytes: int = DEFAULT_MAX_BYTES
-    max_memory: int | None = None  # bytes that what is decoded may take; None is a quarter of the machine's
+    max_memory: int | None = None  # bytes of decoded objects; None is a quarter of the machine's memory
     progress: Progress | None = None
     dialects: tuple[DialectTable, ...] = ()  # the user's own log dialects
     engine: str | None = None  # where the files of ranks are read; None: in this process, or a pool if large
     workers: int | None = None  # processes that read them; None is as many as cores and memory allow
     most_unreadable: float = MOST_UNREADABLE  # share of the ranks that may be unreadable
-    cache: bool = False  # keep what is made of each rank's file, and take it from there the next time
+    cache: bool = False  # keep the result of each rank's file for the next time
     sample_ranks: int | None = None  # files of ranks that are looked at, spread over all; None is all
     rank_progress: Progress | None = None  # as `progress`, of ranks
 
@@ -65,9 +76,8 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 class ByteSource:
     """One source, decompressed while it is read: its head to recognise it by, then all of it.
 
-    A reader takes what suits its format: `head`, `document()`, `chunks()`, `fill(buffer)`, or, for formats
-    that need random access, `path()` or `seekable()`. All but `fill` refuse gzip data that is damaged; after
-    `fill`, `damage` says why the text ended early, if it did.
+    A reader takes what suits its format: `head`, `document()`, `chunks()`, `fill(buffer)`, or, for random
+    access, `path()` or `seekable()`. All but `fill` refuse damaged gzip data; `fill` sets `damage` instead.
     """
 
     def __init__(
@@ -79,6 +89,7 @@ class ByteSource:
         self.options = options
         self.name, self._file, self.size_bytes, self._path = _open(source)
         self.name = name or self.name
+        self.can_restart = self.size_bytes > 0  # bytes and files can be read twice, pipes cannot
         self._given_source = source
         self._close_at_end = isinstance(source, str | os.PathLike) and source != STANDARD_INPUT
         self._stamp = self._stamp_now()
@@ -91,22 +102,25 @@ class ByteSource:
     def _start(self) -> None:
         self.done_bytes = 0  # of the file
         self.text_bytes = 0  # of the text in it
-        self._keys: frozenset[str] | BadJson | None = None
+        self._keys: frozenset[str] | None = None
+        self._json_error: BadJson | None = None
         self._unread = b""
         first = b""
         while len(first) < len(_ZSTD_MAGIC) and (more := self._read_file(len(_ZSTD_MAGIC) - len(first))):
             first += more  # a pipe returns what it has
-        self._gunzip: _Gunzip | _Unzstd | None = None
-        if first.startswith(_GZIP_MAGIC):
-            self._gunzip = _Gunzip(self._read_file, self.size_bytes)
-        elif first == _ZSTD_MAGIC:
-            self._gunzip = _Unzstd(self._read_file, self.name)
+        self._unpacker: _Unpacker | None = None
+        if first.startswith((_GZIP_MAGIC, _ZSTD_MAGIC)):
+            self._unpacker = _Unpacker(self._read_file, self.name, first, self.size_bytes)
         self.done_bytes, self._unread = 0, first
         self._kept = b""  # the text from its beginning, as far as it is held in memory
         self._given = 0  # of what is kept, by `fill`
         while len(self._kept) < HEAD_BYTES and (piece := self._next(HEAD_BYTES - len(self._kept))):
             self._kept += piece
         self.head = self._kept
+        self.is_gzip = self._unpacker is not None  # packed, by gzip or zstd
+        self.is_archive = self.head.startswith(ZIP_MAGIC) or self.head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
+        # A guess by the size of the file; 0 where that is not known.
+        self.expected_text_bytes = self.size_bytes * (_USUAL_GZIP_RATIO if self.is_gzip else 1)
         if not self.head:
             hint = None if self.damage else "was the run stopped before the profile was written?"
             raise BadInput(self.damage or "the file is empty", where=self.name, hint=hint)
@@ -117,57 +131,40 @@ class ByteSource:
         self._start()
 
     @property
-    def is_gzip(self) -> bool:
-        """Tell whether the bytes are packed, by gzip or zstd."""
-        return self._gunzip is not None
-
-    @property
-    def is_archive(self) -> bool:
-        """Tell whether the bytes, once unpacked, begin a tar or zip archive."""
-        return self.head.startswith(ZIP_MAGIC) or self.head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-
-    @property
     def is_text(self) -> bool:
-        """Tell whether the head looks like text: no NUL byte in it, but for a hole before all text.
-
-        A log that is cut while its writer goes on begins with a hole as long as what was cut.
-        """
+        """Tell whether the head looks like text; a log cut while its writer goes on begins with NUL bytes."""
         if not self.head.startswith(b"\0"):
             return b"\0" not in self.head
         text = self.head.lstrip(b"\0")
         return len(text) > 0 and min(text) >= ord("\t")
 
     @property
-    def can_restart(self) -> bool:
-        """Tell whether the source can be read twice: bytes and files can, pipes cannot."""
-        return self.size_bytes > 0
-
-    @property
-    def expected_text_bytes(self) -> int:
-        """Guess the size of the text from the size of the file; 0 where that is not known."""
-        return self.size_bytes * _USUAL_GZIP_RATIO if self.is_gzip else self.size_bytes
-
-    @property
     def damage(self) -> str | None:
-        """Say what is wrong with the gzip data, if anything was found so far."""
-        return self._gunzip.damage if self._gunzip else None
+        """Return what is wrong with the packed data, if anything was found so far."""
+        return self._unpacker.damage if self._unpacker else None
 
     @property
     def memory_bytes(self) -> int:
-        """Return how much memory what is decoded may take."""
+        """Return how much memory decoded objects may take."""
         return default_limit() if self.options.max_memory is None else self.options.max_memory
 
     @property
     def json_keys(self) -> frozenset[str] | None:
         """Return the top-level keys when the whole source is one JSON object, else None."""
-        keys = self._decoded_keys()
-        return keys if isinstance(keys, frozenset) else None
+        may_be_object = self.is_text and self.head.lstrip()[:1] == b"{"
+        if self._keys is None and self._json_error is None and may_be_object and self._keep_all():
+            try:
+                decode_json(self._kept, msgspec.Raw)  # other formats are not decoded
+                check_json(self._kept, self.memory_bytes, self.name)
+                self._keys = frozenset(decode_json(self._kept, dict[str, msgspec.Raw]))
+            except BadJson as error:
+                self._json_error = error
+        return self._keys
 
     @property
     def json_error(self) -> BadJson | None:
         """Return why a source that starts like a JSON object is not one."""
-        keys = self._decoded_keys()
-        return keys if isinstance(keys, BadJson) else None
+        return self._json_error if self.json_keys is None else None
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all bytes in pieces; only those read before by `document` can be walked twice."""
@@ -199,6 +196,26 @@ class ByteSource:
             raise TooLarge(f"is larger than {show_bytes(MAX_DOCUMENT_BYTES)}", where=self.name)
         check_json(self._kept, self.memory_bytes, self.name)
         return self._kept
+
+    def whole(self, memory_per_byte: int) -> bytes:
+        """Return all bytes; raise TooLarge if decoding would take too much at `memory_per_byte`."""
+        pieces, size = [], 0
+        for chunk in self.chunks():
+            size += len(chunk)
+            check(size * memory_per_byte, self.memory_bytes, self.name)
+            pieces.append(chunk)
+        return b"".join(pieces)
+
+    def decoded(self, kind: type[T], what: str, memory_per_byte: int) -> T:
+        """Return the JSON text as a `kind`; raise BadJson for a text that is not `what`."""
+        text = self.whole(memory_per_byte)
+        if len(text) > MAX_JSON_BYTES:
+            raise TooLarge(f"is larger than {show_bytes(MAX_JSON_BYTES)}", where=self.name)
+        try:
+            return from_json(text, kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
+            raise BadJson(f"is not {what}{reason}", where=self.name) from error
 
     def fill(self, view: memoryview) -> int:
         """Fill `view` as far as the text goes and return how far; after the end, see `damage`."""
@@ -264,18 +281,8 @@ class ByteSource:
     ) -> None:
         self.close()
 
-    def _decoded_keys(self) -> frozenset[str] | BadJson | None:
-        if self._keys is None and self.is_text and self.head.lstrip()[:1] == b"{" and self._keep_all():
-            try:
-                decode_json(self._kept, msgspec.Raw)  # other formats are not decoded
-                check_json(self._kept, self.memory_bytes, self.name)
-                self._keys = frozenset(decode_json(self._kept, dict[str, msgspec.Raw]))
-            except BadJson as error:
-                self._keys = error
-        return self._keys
-
     def _keep_all(self) -> bool:
-        """Read on until the end; tell whether it came before the size of a document was passed."""
+        """Read to the end; return False if the text is longer than a document may be."""
         pieces, size = [self._kept], len(self._kept)
         while size <= MAX_DOCUMENT_BYTES and (chunk := self._next_sound(CHUNK_BYTES)):
             pieces.append(chunk)
@@ -293,14 +300,14 @@ class ByteSource:
 
     def _next(self, most: int) -> bytes:
         most = min(most, self.options.max_bytes + 1 - self.text_bytes)
-        text = self._gunzip.read(most) if self._gunzip else self._read_file(most)
+        text = self._unpacker.read(most) if self._unpacker else self._read_file(most)
         self.text_bytes += len(text)
         if self.text_bytes > self.options.max_bytes:
             raise self._too_large()
         return text
 
     def _too_large(self) -> TooLarge:
-        problem = f"holds more than the limit of {show_bytes(self.options.max_bytes)}"
+        problem = f"contains more than the limit of {show_bytes(self.options.max_bytes)}"
         return TooLarge(problem, where=self.name, supply="a larger {max_bytes}")
 
     def _read_file(self, most: int) -> bytes:
@@ -316,23 +323,70 @@ class ByteSource:
             self.options.progress(self.done_bytes, self.size_bytes)
 
 
-class _Inflater(Protocol):
-    eof: bool
-    unused_data: bytes
-    unconsumed_tail: bytes
-
-    def decompress(self, packed: bytes, max_length: int, /) -> bytes: ...
-
-
 class _Unpacker:
-    """The bytes of a packed file, as they are fed to what unpacks them."""
+    """Decompresses gzip or zstd, and gives back all that it could unpack before the data broke off."""
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
+    def __init__(self, read: Callable[[int], bytes], where: str, first: bytes, size_bytes: int) -> None:
         self._read = read
         self._block, self._at = b"", 0  # of the file, and how far it was fed
         self._fed_at_once = _FIRST_FED_BYTES
         self._at_end = False
+        self._is_gzip = first.startswith(_GZIP_MAGIC)
         self.damage: str | None = None
+        self._make: Callable[[], Any]
+        self._error: Any
+        if self._is_gzip:
+            self._make, self._error = partial(zlib.decompressobj, wbits=31), zlib.error
+            if not 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
+                # isal unpacks about three times as fast and gives the same bytes; not every platform has it.
+                with suppress(ImportError):
+                    from isal import isal_zlib
+
+                    self._make, self._error = partial(isal_zlib.decompressobj, wbits=31), isal_zlib.error
+        else:
+            try:
+                try:
+                    from compression import zstd  # type: ignore[import-not-found]  # since Python 3.14
+                except ImportError:
+                    from backports import zstd  # an extra
+            except ImportError as error:
+                hint = "pip install 'stepgrade[zstd]'"
+                raise MissingExtra("unpacking zstd needs a package", where=where, hint=hint) from error
+            self._make, self._error = zstd.ZstdDecompressor, zstd.ZstdError
+        self._inflate: Any = self._make()
+
+    def read(self, most: int) -> bytes:
+        """Return up to `most` bytes of text, none at the end."""
+        problem = None
+        while not self._at_end:
+            # zlib gives back what it did not take; a zstd decompressor keeps it.
+            packed = self._inflate.unconsumed_tail if self._is_gzip else b""
+            if self._inflate.eof:
+                if not self._begin_stream():
+                    break
+                packed = b""  # isal leaves the next stream in its tail as well
+            if not packed and (self._is_gzip or self._inflate.needs_input) and not (packed := self._feed()):
+                problem = "ends early"
+                break
+            try:
+                if text := self._inflate.decompress(packed, most):
+                    return bytes(text)
+            except self._error:
+                problem = "is damaged"
+                break
+        self._at_end = True
+        if problem:
+            self.damage = f"the {'gzip' if self._is_gzip else 'zstd'} data {problem}"
+        return b""
+
+    def _begin_stream(self) -> bool:
+        """Go on with the stream that follows; return False where there is none."""
+        self._at -= len(self._inflate.unused_data)
+        while len(self._block) - self._at < len(_GZIP_MAGIC) and (more := self._read(_PACKED_BYTES)):
+            self._block, self._at = self._block[self._at :] + more, 0
+        self._inflate, self._fed_at_once = self._make(), _FIRST_FED_BYTES
+        rest = self._block[self._at : self._at + len(_GZIP_MAGIC)]
+        return rest == _GZIP_MAGIC if self._is_gzip else bool(rest)
 
     def _feed(self) -> bytes:
         """Return the next bytes of the file: few at first, for what a short stream leaves is copied."""
@@ -342,93 +396,6 @@ class _Unpacker:
         self._at += len(fed)
         self._fed_at_once = min(4 * self._fed_at_once, _PACKED_BYTES)
         return fed
-
-
-class _Gunzip(_Unpacker):
-    """Gunzip that gives back all it could unpack before the stream broke off."""
-
-    def __init__(self, read: Callable[[int], bytes], size_bytes: int) -> None:
-        super().__init__(read)
-        self._make: Any = zlib.decompressobj
-        self._error: Any = zlib.error
-        if not 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
-            # isal unpacks about three times as fast and gives the same bytes; not every platform has it.
-            with suppress(ImportError):
-                from isal import isal_zlib
-
-                self._make, self._error = isal_zlib.decompressobj, isal_zlib.error
-        self._inflate: _Inflater = self._make(wbits=31)
-
-    def read(self, most: int) -> bytes:
-        """Return up to `most` bytes of text, none at the end."""
-        packed = self._inflate.unconsumed_tail
-        while not self._at_end:
-            if self._inflate.eof:
-                # Several gzip streams may follow each other; anything else after the end is ignored.
-                self._at -= len(self._inflate.unused_data)
-                while len(self._block) - self._at < len(_GZIP_MAGIC) and (more := self._read(_PACKED_BYTES)):
-                    self._block, self._at = self._block[self._at :] + more, 0
-                if not self._block.startswith(_GZIP_MAGIC, self._at):
-                    self._at_end = True
-                    break
-                self._inflate, self._fed_at_once = self._make(wbits=31), _FIRST_FED_BYTES
-                packed = b""  # isal leaves the next stream in its tail as well
-            packed = packed or self._feed()
-            if not packed:
-                self._stop("the gzip data ends early")
-                break
-            try:
-                text = self._inflate.decompress(packed, most)
-            except self._error:
-                self._stop("the gzip data is damaged")
-                break
-            if text:
-                return text
-            packed = self._inflate.unconsumed_tail
-        return b""
-
-    def _stop(self, damage: str) -> None:
-        self.damage = damage
-        self._at_end = True
-
-
-class _Unzstd(_Unpacker):
-    """Zstandard, as gzip above: gives back all that it could unpack before the data broke off."""
-
-    def __init__(self, read: Callable[[int], bytes], where: str) -> None:
-        super().__init__(read)
-        try:
-            try:
-                from compression import zstd  # type: ignore[import-not-found]  # since Python 3.14
-            except ImportError:
-                from backports import zstd  # an extra
-        except ImportError as error:
-            hint = "pip install 'stepgrade[zstd]'"
-            raise MissingExtra("unpacking zstd needs a package", where=where, hint=hint) from error
-        self._zstd: Any = zstd
-        self._inflate: Any = zstd.ZstdDecompressor()
-
-    def read(self, most: int) -> bytes:
-        """Return up to `most` bytes of text, none at the end."""
-        while not self._at_end:
-            packed = b""
-            if self._inflate.eof:  # several frames may follow each other
-                self._at -= len(self._inflate.unused_data)
-                self._inflate, self._fed_at_once = self._zstd.ZstdDecompressor(), _FIRST_FED_BYTES
-                packed = self._feed()
-                self._at_end = not packed
-            elif self._inflate.needs_input and not (packed := self._feed()):
-                self.damage, self._at_end = "the zstd data ends early", True
-            if self._at_end:
-                break
-            try:
-                text: bytes = self._inflate.decompress(packed, most)
-            except self._zstd.ZstdError:
-                self.damage, self._at_end = "the zstd data is damaged", True
-                break
-            if text:
-                return text
-        return b""
 
 
 def shown_path(path: str) -> str:
@@ -453,29 +420,12 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
         if is_url(path):
             remote, size = open_url(path)
             return shown_url(path), remote, size, None
-    return open_local(path)
-
-
-def open_local(path: str) -> tuple[str, BinaryIO, int, str | None]:
-    """Return what `_open` does for a file of this machine; raise BadInput with what the system says."""
     name = shown_path(path)
     try:
         # pathlib takes longer to import than a step profile to read.
         file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the source
-    except IsADirectoryError as error:
-        raise BadInput("is a directory", where=name, hint="pass a profile inside it") from error
-    except FileNotFoundError as error:
-        raise BadInput("no such file", where=name, hint="use - to read standard input") from error
-    except PermissionError as error:
-        raise BadInput("permission denied", where=name, hint="make it readable with chmod +r") from error
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) == errno.ENXIO:
-            raise BadInput(
-                "is a socket or a device", where=name, hint="pass a file name, or - to read standard input"
-            ) from error
-        raise BadInput(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=name) from error
-    try:
         return name, file, os.fstat(file.fileno()).st_size, path
-    except OSError as error:
-        file.close()
-        raise BadInput(f"cannot be read: {error.strerror or error}", where=name) from error
+    except (OSError, ValueError) as error:
+        other = f"cannot be read: {getattr(error, 'strerror', None) or error}", None
+        problem, hint = _OPEN_ERRORS.get(getattr(error, "errno", None), other)
+        raise BadInput(problem, where=name, hint=hint) from error

@@ -6,7 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, islice
 from typing import Any, Self
 from urllib.parse import quote
@@ -39,43 +39,38 @@ class SqliteFile:
     tables are read, no views, so nothing in the file is run.
     """
 
-    def __init__(self, path: str, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._deadline = 0.0
         self._taken_bytes = 0
+        self._connection: sqlite3.Connection
         self.tables: dict[str, frozenset[str]] = {}
-        with self._errors():
-            self._connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
-            # Names may be cut in the middle of a character.
-            self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
-            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
-            self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-            if hasattr(self._connection, "setconfig"):  # from Python 3.12 on
-                self._connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
-            self._connection.set_progress_handler(
-                lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS
-            )
 
     @classmethod
     @contextmanager
     def opened(cls, source: ByteSource) -> Iterator[Self]:
-        """Give the file that a source holds; raise BadInput where it is damaged."""
-        with source.path() as path:
-            file = cls(path, source)
-            connection = file._connection
-            try:
-                with file._errors():
-                    connection.execute("pragma trusted_schema = off")
-                    connection.execute("pragma cell_size_check = on")
-                    plain = connection.execute(
-                        "select name from sqlite_master where type = 'table' and sql like 'create table%'"
-                    ).fetchall()
-                    for (name,) in plain:
-                        columns = connection.execute(f"pragma table_info({_quoted(str(name))})")
-                        file.tables[str(name)] = frozenset(str(row[1]) for row in columns)
-                yield file
-            finally:
-                connection.close()
+        """Yield the file in a source; raise BadInput if it is damaged."""
+        file = cls(source)
+        with source.path() as path, ExitStack() as stack:
+            with file._errors():
+                connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
+                file._connection = stack.enter_context(closing(connection))
+                # Names may be cut in the middle of a character.
+                connection.text_factory = lambda text: text.decode("utf-8", "replace")
+                connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+                connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+                if hasattr(connection, "setconfig"):  # from Python 3.12 on
+                    connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
+                connection.set_progress_handler(
+                    lambda: time.monotonic() > file._deadline, _STEPS_BETWEEN_LOOKS
+                )
+                connection.execute("pragma trusted_schema = off")
+                connection.execute("pragma cell_size_check = on")
+                plain = "select name from sqlite_master where type = 'table' and sql like 'create table%'"
+                for (name,) in connection.execute(plain).fetchall():
+                    columns = connection.execute(f"pragma table_info({_quoted(str(name))})")
+                    file.tables[str(name)] = frozenset(str(row[1]) for row in columns)
+            yield file
 
     def has(self, table: str, *columns: str) -> bool:
         """Tell whether the file has the table with all of these columns."""
@@ -138,7 +133,7 @@ class SqliteFile:
             problem = "is damaged, or needs more memory than available"
             raise BadInput(problem, where=self._source.name) from error
         except OverflowError as error:
-            raise BadInput("holds a number beyond 64 bits", where=self._source.name) from error
+            raise BadInput("contains a number beyond 64 bits", where=self._source.name) from error
 
 
 def has_table(source: ByteSource, sign: bytes, *tables: str) -> bool:

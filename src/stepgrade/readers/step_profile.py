@@ -23,13 +23,17 @@ _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_prof
 _MOST_KEYS = 1000  # a tokenizer's vocabulary holds the word "steps" too, among its thousands
 
 
-class _Phase(Struct, frozen=True):
+class StepPhase(Struct, frozen=True):
+    """One phase of a step, in either emitter's fields."""
+
     total_ms: float | None = None
     pct: float | None = None
     avg_ms: float | None = None
 
 
-class _Layer(Struct, frozen=True):
+class StepLayer(Struct, frozen=True):
+    """One layer, summed over all steps."""
+
     layer: int
     name: str | None = None
     recompute_ms: float | None = None
@@ -61,8 +65,35 @@ class RecorderHead(Struct, frozen=True):
     notes: list[str] = []
     notes_coded: list[Note] = []
 
+    def circumstances(self) -> model.Recorded | None:
+        """Return what makes the run comparable with others: versions, processor, model, batch, precision."""
+        device, config = self.device or RecordedDevice(), self.config
+        texts = {key: value for key, value in config.items() if isinstance(value, str)}
+        batch = config.get("batch_size")
+        found = model.Recorded(
+            # Which stepgrade recorded it does not change the run.
+            versions={name: version for name, version in self.versions.items() if name != "stepgrade"},
+            processor=device.name if device.kind == "cpu" else None,
+            processor_cores=device.cores,
+            processor_ranks=max(1, device.ranks or 1),
+            model=texts.get("model"),
+            batch=batch if type(batch) is int else None,
+            precision=texts.get("autocast") or texts.get("parameter_dtype"),
+        )
+        return found if found != model.Recorded() else None
 
-class _Document(Struct, frozen=True):
+    def contents(self) -> dict[str, str]:
+        """Return a description of the recording in words."""
+        loss = self.loss or {}
+        parts = {
+            "configuration": ", ".join(f"{name} {value}" for name, value in self.config.items()),
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+            "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
+        }
+        return {name: words for name, words in parts.items() if words}
+
+
+class StepDocument(Struct, frozen=True):
     """The fields of both emitters; each writes its own subset."""
 
     profiler: str | None = field(name="_profiler", default=None)
@@ -71,8 +102,8 @@ class _Document(Struct, frozen=True):
     avg_step_ms: float | None = None
     wall_time_ms: float | None = None
     wall_coverage: float | None = None
-    phases: dict[str, _Phase] = {}
-    per_layer: list[_Layer] = []
+    phases: dict[str, StepPhase] = {}
+    per_layer: list[StepLayer] = []
     ops: dict[str, float] = {}
     bottleneck: str | None = None
     tokens_per_step: float | None = None
@@ -96,7 +127,11 @@ def read(source: ByteSource) -> Part:
 
 def profile_from_json(text: bytes, name: str) -> Profile:
     """Return the profile in a JSON text from `name`; raise BadInput with the location of the problem."""
-    document = decode_json(text, _Document)
+    return profile_of(decode_json(text, StepDocument), name)
+
+
+def profile_of(document: StepDocument, file: str) -> Profile:
+    """Return the profile in a decoded document; raise BadInput where a figure is invalid."""
     recorded = document.stepgrade or RecorderHead()
     steps = document.steps if document.steps is not None else document.steps_profiled
     if steps is not None and not 0 <= steps <= USIZE_MAX:
@@ -111,7 +146,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     # Our recorder borrows the format, not the runtime that it was made for.
     producer = RECORDER if document.stepgrade is not None else document.profiler
     profile = Profile(
-        source=Source(format=written_as, files=(name,), producer=producer),
+        source=Source(format=written_as, files=(file,), producer=producer),
         work=document.work,
         steps=steps or None,
         mean_step_ms=step_ms or None,
@@ -152,9 +187,10 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         recorded_steps=recorded.recorded_steps,
         world_size=recorded.world_size,
         rank=recorded.rank,
-        device=device_of(recorded.device),
-        recorded=circumstances_of(recorded),
-        contents=contents_of(recorded),
+        # A CPU is not in the catalogue of devices.
+        device=recorded.device.alone() if recorded.device and recorded.device.kind != "cpu" else None,
+        recorded=recorded.circumstances(),
+        contents=recorded.contents(),
         notes=(
             *(
                 recorded.notes_coded[:_MOST_NOTES]
@@ -177,50 +213,10 @@ def profile_from_json(text: bytes, name: str) -> Profile:
 _Total = TypeVar("_Total", float, float | None)
 
 
-def per_step(place: str, total: _Total, steps: int | None) -> _Total:
-    """Return the mean of a total, which may be missing; raise BadInput for one that makes no sense.
-
-    Where the number of steps is not known, all of them count as one.
-    """
-    check_figure(place, total)
+def per_step(where: str, total: _Total, steps: int | None) -> _Total:
+    """Return a total per step, None if missing; raise BadInput if it is invalid. No steps count as one."""
+    check_figure(where, total)
     return None if total is None else total / (steps or 1)
-
-
-def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
-    """Return the device to look up in the catalogue; a CPU is not in it."""
-    return None if device is None or device.kind == "cpu" else device.alone()
-
-
-def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:
-    """Return what makes the run comparable with others: versions, processor, model, batch and precision."""
-    device, config = recorded.device or RecordedDevice(), recorded.config
-    batch = config.get("batch_size")
-    found = model.Recorded(
-        # Which stepgrade recorded it does not change the run.
-        versions={name: version for name, version in recorded.versions.items() if name != "stepgrade"},
-        processor=device.name if device.kind == "cpu" else None,
-        processor_cores=device.cores,
-        processor_ranks=max(1, device.ranks or 1),
-        model=_text(config.get("model")),
-        batch=batch if type(batch) is int else None,
-        precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),
-    )
-    return found if found != model.Recorded() else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def contents_of(recorded: RecorderHead) -> dict[str, str]:
-    """Return a description of the recording in words."""
-    loss = recorded.loss or {}
-    parts = {
-        "configuration": ", ".join(f"{name} {value}" for name, value in recorded.config.items()),
-        "versions": ", ".join(f"{name} {version}" for name, version in recorded.versions.items()),
-        "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
-    }
-    return {name: words for name, words in parts.items() if words}
 
 
 READER = Reader(

@@ -31,7 +31,7 @@ def _cut(trace: Trace, steps: tuple[int, int]) -> Trace:
     wanted = [row for row in rows if steps[0] <= numbers[int(trace.ranges.name[row])] <= steps[1]]
     if not wanted:
         known = sorted(numbers[int(trace.ranges.name[row])] for row in rows)
-        hint = f"it holds steps {known[0]} to {known[-1]}" if known else "it marks no steps"
+        hint = f"it has steps {known[0]} to {known[-1]}" if known else "it marks no steps"
         raise BadOption(f"no step {steps[0]} to {steps[1]} in the trace", where=trace.file, hint=hint)
     starts, durs = trace.ranges.start_ns[wanted], trace.ranges.dur_ns[wanted]
     low, high = int(starts.min()), int((starts + durs).max())

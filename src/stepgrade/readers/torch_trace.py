@@ -1,8 +1,7 @@
-"""Read what torch.compile logs where TORCH_TRACE names a directory: a line of JSON for each event.
+"""Read the logs that torch.compile writes to the directory in TORCH_TRACE.
 
-A record is a line `V1117 05:41:40.476000 9755 torch/_dynamo/utils.py:2009] {"compilation_metrics": …}`; what
-belongs to it follows in lines that begin with a tab: graphs and generated code, nearly all of the file, and
-skipped.
+A record is a line `V1117 05:41:40.476000 9755 torch/_dynamo/utils.py:2009] {"compilation_metrics": …}`. Lines
+that begin with a tab belong to it: graphs and generated code, which are most of the file and are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from math import isfinite
+from itertools import chain
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +23,7 @@ from stepgrade.readers.source import ByteSource
 
 _HEADER = rb"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} \d{1,20} [^\s\]]{1,500}:\d{1,9}\] "
 _FIRST_LINE = re.compile(rb"\A" + _HEADER + rb'\{"')
-# The name of what is recorded is the first key.
+# The first key is the kind of record.
 _WANTED = re.compile(
     _HEADER
     + rb'(\{"(?:compilation_metrics|bwd_compilation_metrics|dynamo_start|artifact|chromium_event)": .*)',
@@ -51,41 +50,30 @@ _TRACEBACKS = re.compile(r"^(?:Traceback \(most recent call last\)|NoneType: Non
 _RANK_IN_NAME = re.compile(r"rank_(\d{1,6})(?!\d)")
 
 
-class _Artifact(Struct):
+class _Artifact(Struct, frozen=True):
     name: str = ""
 
 
-class _EventArgs(Struct):
+class _EventArgs(Struct, frozen=True):
     compile_id: str | None = None
     is_backward: bool | None = None
 
 
-class _Event(Struct):
+class _Event(Struct, frozen=True):
     name: str = ""
     ph: str = ""
-    args: _EventArgs = msgspec.field(default_factory=_EventArgs)
+    args: _EventArgs = _EventArgs()
 
 
 class _Metrics(Struct):
     co_name: str | None = None
     co_filename: str | None = None
     co_firstlineno: int | None = None
-    start_time: float | None = None
     duration_us: float | None = None
     entire_frame_compile_time_s: float | None = None
     inductor_compile_time_s: float | None = None
     fail_reason: str | None = None
     is_runtime: bool | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Return how long it took; field names differ by version and pass."""
-        durations = (
-            self.entire_frame_compile_time_s,
-            (self.duration_us or 0.0) / 1e6,
-            self.inductor_compile_time_s,
-        )
-        return next((value for value in durations if value and isfinite(value) and 0 < value < _LARGEST), 0.0)
 
 
 class _Record(Struct):
@@ -103,10 +91,9 @@ class _Record(Struct):
     def frame(self) -> str | None:
         """Return the number of the frame, with that of compiled autograd where it is of one."""
         numbers = [number for number in (self.compiled_autograd_id, self.frame_id) if number is not None]
-        if not all(0 <= number < _LARGEST for number in numbers):
+        if not numbers or not all(0 <= number < _LARGEST for number in numbers):
             return None
-        sign = "!" if self.compiled_autograd_id is not None else ""
-        return sign + "/".join(map(str, numbers)) if numbers else None
+        return "!" * (self.compiled_autograd_id is not None) + "/".join(map(str, numbers))
 
 
 class _Frame:
@@ -122,7 +109,13 @@ class _Frame:
         self.last_guard: dict[str, str] = {}
 
     def add_metrics(self, metrics: _Metrics) -> None:
-        self.seconds += metrics.seconds
+        # Field names differ by version and pass.
+        seconds = (
+            metrics.entire_frame_compile_time_s,
+            (metrics.duration_us or 0.0) / 1e6,
+            metrics.inductor_compile_time_s,
+        )
+        self.seconds += next((value for value in seconds if value and 0 < value < _LARGEST), 0.0)
         if metrics.co_name and self.function is None:
             self.function = metrics.co_name[:_LONGEST_TEXT]
             self.where = _location(metrics.co_filename or "", metrics.co_firstlineno or 0, metrics.co_name)
@@ -173,6 +166,7 @@ class _Seen:
         self.records += 1
         if record.rank is not None and 0 <= record.rank < _LARGEST:
             self.rank = record.rank
+        metrics = record.compilation_metrics or record.bwd_compilation_metrics
         if record.chromium_event is not None:
             self.add_event(payload)
         elif record.frame is not None and record.artifact is not None:
@@ -180,29 +174,17 @@ class _Seen:
                 self.breaks[broken_at(payload)] += 1
             elif record.artifact.name == _GUARDS and (reason := first_reason(payload)):
                 self.frames.setdefault(record.frame, _Frame()).add_guard(reason)
-        elif record.frame is not None:
-            self.add_compilation(record, record.frame)
-
-    def add_compilation(self, record: _Record, frame: str) -> None:
-        """Take in that a compilation began, or what one took."""
-        metrics, number = (
-            record.compilation_metrics or record.bwd_compilation_metrics,
-            record.frame_compile_id,
-        )
-        if metrics is not None and metrics.is_runtime:
-            return  # the run time of compiled code, not a compilation
-        seen = self.frames.setdefault(frame, _Frame())
-        if metrics is not None:
-            seen.add_metrics(metrics)
-        if number is not None and 0 <= number < _LARGEST and record.bwd_compilation_metrics is None:
-            seen.compiles.add(number)
+        elif record.frame is not None and not (metrics and metrics.is_runtime):  # of compiled code
+            frame, number = self.frames.setdefault(record.frame, _Frame()), record.frame_compile_id
+            if metrics is not None:
+                frame.add_metrics(metrics)
+            if number is not None and 0 <= number < _LARGEST and record.bwd_compilation_metrics is None:
+                frame.compiles.add(number)
 
     def add_event(self, payload: str) -> None:
         """Count a recording of a CUDA graph; other events are redundant."""
-        if _GRAPH_RECORDED not in payload:
-            return
         try:
-            event = from_json(payload, _Event)
+            event = from_json(payload, _Event) if _GRAPH_RECORDED in payload else _Event()
         except (msgspec.DecodeError, RecursionError):
             self.unread += 1
             return
@@ -219,7 +201,7 @@ def recognises(source: ByteSource) -> bool:
 def read(source: ByteSource) -> Part:
     """Return what one process compiled."""
     seen = _Seen()
-    for text, payload in records_in(source):
+    for text, payload in _records(source):
         seen.add(text, payload)
         if (
             len(seen.frames) + len(seen.breaks) + len(seen.recorded_graphs)
@@ -253,12 +235,12 @@ def read(source: ByteSource) -> Part:
     return Part(compile_log=log)
 
 
-def records_in(source: ByteSource) -> Iterator[tuple[bytes, str]]:
-    """Yield the JSON of each record that says something of compilation, with the lines that follow it."""
+def _records(source: ByteSource) -> Iterator[tuple[bytes, str]]:
+    """Yield the JSON of each record about compilation, with the lines that follow it."""
     wanted: bytes | None = None
     payload: list[bytes] = []
     size = 0
-    for line in lines_in(source):
+    for line in chain(_lines(source), (b"",)):
         if line.startswith(b"\t"):
             if wanted is not None and size < _LONGEST_PAYLOAD:
                 payload.append(line[1:])
@@ -268,12 +250,10 @@ def records_in(source: ByteSource) -> Iterator[tuple[bytes, str]]:
             yield wanted, b"\n".join(payload).decode(errors="replace")
         found = _WANTED.match(line)
         wanted, payload, size = found[1] if found else None, [], 0
-    if wanted is not None:
-        yield wanted, b"\n".join(payload).decode(errors="replace")
 
 
-def lines_in(source: ByteSource) -> Iterator[bytes]:
-    """Yield the lines as they are; of one that is too long to be a record, only its beginning."""
+def _lines(source: ByteSource) -> Iterator[bytes]:
+    """Yield the lines; of a line that is too long for a record, only its beginning."""
     begun = b""
     for chunk in source.chunks():
         first, *others = chunk.split(b"\n")
@@ -283,8 +263,7 @@ def lines_in(source: ByteSource) -> Iterator[bytes]:
             yield begun
             yield from others[:-1]
             begun = others[-1]
-    if begun:
-        yield begun
+    yield begun
 
 
 def _location(path: str, line: int, function: str) -> str | None:
@@ -309,7 +288,7 @@ def first_reason(payload: str) -> str:
         except (msgspec.DecodeError, RecursionError):
             return ""
         text = listed[0] if listed else ""
-    # Behind the guard stands the line of torch that made it.
+    # The guard is followed by the line of torch that made it.
     return _COMPILE_ID.sub("", _sentence(text)).split("  # ")[0].strip()
 
 

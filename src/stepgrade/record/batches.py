@@ -16,13 +16,6 @@ _SEQUENCE_DIM = 3  # the same with features
 _DEPTH = 3
 
 
-class _Reads(Struct, frozen=True):
-    """How a model reads its input."""
-
-    tokens: bool  # it has an embedding; otherwise integers are categories or pixels
-    time_first: bool  # sequences are columns, the default of torch's recurrent and attention modules
-
-
 class _Part(Struct):
     """The input before an optimizer step: rows of each batch, and of each call of a module."""
 
@@ -34,15 +27,17 @@ class _Part(Struct):
 class BatchCounter:
     """Counts the tokens and samples of a step, which may have a part per optimizer.
 
-    Samples are the rows of what the loader gives: a GAN calls its discriminator several times with one
-    batch. Without a loader the module that sees the fewest counts, for it is called once with each batch.
-    Some loops load a batch ahead, to know which one is the last: it is counted in the step that it is for.
+    Samples are the rows of the loader's batches, since a GAN calls its discriminator several times per batch.
+    Without a loader the module that sees the fewest rows counts: it is called once per batch. A batch that is
+    loaded ahead is counted in the step that uses it.
     """
 
     def __init__(self) -> None:
         self._parts = [_Part()]
         self._ahead: list[int] = []
-        self._reads: WeakKeyDictionary[Module, _Reads] = WeakKeyDictionary()
+        # Whether a model has an embedding, else integers are categories or pixels, and whether sequences are
+        # columns, the default of torch's recurrent and attention modules.
+        self._reads: WeakKeyDictionary[Module, tuple[bool, bool]] = WeakKeyDictionary()
 
     def add_batch(self, batch: object) -> None:
         """Add a batch of a training loader."""
@@ -53,21 +48,21 @@ class BatchCounter:
 
     def add_call(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Add a call of a model with gradients; integers in two dimensions are tokens."""
-        reads = self._reads.get(module)
-        if reads is None:
+        if module not in self._reads:
             parts = list(module.modules())
-            reads = self._reads[module] = _Reads(
+            self._reads[module] = (
                 any("embed" in type(part).__name__.casefold() for part in parts),
                 any(vars(part).get("batch_first") is False for part in parts),
             )
+        reads_tokens, is_time_first = self._reads[module]
         part = self._parts[-1]
         ids = kwargs.get("input_ids", args[0] if args else None)
         if isinstance(ids, Tensor) and ids.dim() == _TOKENS_DIM and not ids.is_floating_point():
-            part.tokens += ids.numel() if reads.tokens or "input_ids" in kwargs else 0
+            part.tokens += ids.numel() if reads_tokens or "input_ids" in kwargs else 0
         entering = _first_tensor((*args, kwargs), _DEPTH)
         if entering is not None:
             dims = _SEQUENCE_DIM if entering.is_floating_point() else _TOKENS_DIM
-            in_columns = reads.time_first and entering.dim() == dims
+            in_columns = is_time_first and entering.dim() == dims
             rows = _listed(args) or entering.shape[1 if in_columns else 0]
             part.called.setdefault(id(module), []).append(rows)
 
@@ -93,10 +88,9 @@ class BatchCounter:
 
 
 def _listed(batch: object) -> int | None:
-    """Return the samples of a batch that is not a tensor but one list per field of a sample.
+    """Return the samples of a batch that has one list per field of a sample, as in detection; else None.
 
-    Detection has it so, for images differ in size. Two inputs as a pair look the same, but all of their rows
-    agree.
+    A pair of inputs looks the same, but all of its tensors have the same number of rows.
     """
     if not isinstance(batch, tuple | list) or not batch:
         return None

@@ -1,12 +1,15 @@
-"""Find the repeated blocks of a model, or those given by name."""
+"""The models of a training and their blocks: those that repeat, or those given by name."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary, ref
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -49,16 +52,6 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
     return [(_without_wrappers(name), module) for name, module in max(groups, key=size)]
 
 
-def unique_names(names: list[str], taken: Sequence[str], model: Module) -> list[str]:
-    """Return the names, prefixed with the model's class if another model has the same."""
-    if not set(names) & set(taken):
-        return names
-    prefix = type(unwrap(model)).__name__
-    while any(f"{prefix}.{name}" in taken for name in names):
-        prefix += "'"
-    return [f"{prefix}.{name}" for name in names]
-
-
 def unwrap(module: Module) -> Module:
     """Return the module inside its wrappers."""
     for name in _WRAPPED:
@@ -96,3 +89,56 @@ def _without_wrappers(path: str) -> str:
     """Return the name without the parts that wrappers add."""
     parts = [part for part in path.split(".") if part not in _WRAPPED[:-1]]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+
+
+class Model(Struct):
+    """A detected model: its class, its blocks, the first one's number, and the step it was last called in."""
+
+    module: ref[Module]
+    kind: type
+    blocks: list[str]
+    first_layer: int
+    called_in_step: int = 0
+
+
+class Models:
+    """The detected models by identity, and the names of their blocks, which are numbered as layers."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Model] = {}
+        self.layer_names: list[str] = []
+        self._blocks: WeakValueDictionary[int, Module] = WeakValueDictionary()
+        self._parts: WeakValueDictionary[int, Module] = WeakValueDictionary()
+
+    def add(self, model: Module, named: Sequence[str] | None, step: int) -> tuple[int, list[Module], int]:
+        """Return how many blocks a model has, those that are new, and the number of the first."""
+        found = find_blocks(model, named)
+        fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
+        kind, names = type(unwrap(model)), [name for name, _ in fresh]
+        # A model of the same class replaces one that is no longer used, such as that of the previous fold.
+        unused = (
+            key
+            for key, other in self.known.items()
+            if (other.module() is None or other.called_in_step < step)
+            and other.kind is kind
+            and other.blocks == names
+        )
+        replaced = self.known.pop(next(unused, 0), None)  # no object has the id 0
+        first = len(self.layer_names) if replaced is None else replaced.first_layer
+        self.known[id(model)] = Model(module=ref(model), kind=kind, blocks=names, first_layer=first)
+        self._blocks.update({id(block): block for _, block in fresh})
+        self._parts.update({id(part): part for part in model.modules()})
+        if replaced is None:
+            prefix = ""  # the model's class if another model has the same names
+            while any(prefix + name in self.layer_names for name in names):
+                prefix = f"{prefix[:-1]}'." if prefix else f"{kind.__name__}."
+            self.layer_names += [prefix + name for name in names]
+        return len(found), [block for _, block in fresh], first
+
+    def has_part(self, module: Module) -> bool:
+        """Return whether a module is a detected model or part of one."""
+        return id(module) in self._parts
+
+    def alive(self) -> Iterator[Module]:
+        """Yield the models that still exist."""
+        return (module for model in self.known.values() if (module := model.module()) is not None)

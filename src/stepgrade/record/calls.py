@@ -30,10 +30,6 @@ def _looking() -> object:
     return looking
 
 
-def _ignore(_module: Module) -> None:
-    return None
-
-
 class Around(NamedTuple):
     """The functions that run before and after a module's calls."""
 
@@ -44,12 +40,12 @@ class Around(NamedTuple):
 class ModuleCalls:
     """Runs functions around the calls of watched modules, by wrapping `Module.__call__` itself.
 
-    Hooks on the modules would be pickled, copied, scripted and exported with them, global ones make
-    torch.compile warn. Modules are known by their identity and may be collected at any time.
+    Hooks on the modules would be pickled, copied, scripted and exported with them, and global ones make
+    torch.compile warn. Modules are kept by identity and may be garbage-collected at any time.
     """
 
     def __init__(self, timeline: StepTimeline, fail: Callable[[Exception], None]) -> None:
-        self.on_unknown: Callable[[Module], Around | None] = _ignore
+        self.on_unknown: Callable[[Module], Around | None] = lambda _: None
         self._timeline = timeline
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
@@ -67,7 +63,7 @@ class ModuleCalls:
     def stop(self) -> None:
         """Forget all modules; a compiled model may keep the wrapper, which then does nothing."""
         self._undo()
-        self.on_unknown = _ignore
+        self.on_unknown = lambda _: None
         self._watched.clear()
         self._alive.clear()
 
@@ -167,10 +163,7 @@ class ModuleCalls:
 
 
 def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:
-    """Make torch.compile, if loaded, treat the wrapper as the original `Module.__call__`.
-
-    It goes straight to a module's `forward` then, and not through ours.
-    """
+    """Make torch.compile, if loaded, treat the wrapper as `Module.__call__`: it then goes to `forward`."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
         if known is old:

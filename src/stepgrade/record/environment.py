@@ -68,10 +68,7 @@ def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
 
 
 def describe_model(model: Module) -> dict[str, object]:
-    """Return class, size, precision and wrappers of the model.
-
-    A lazy model has no size before its first call.
-    """
+    """Return class, size, precision and wrappers of the model; a lazy one has no size at first."""
     from torch.nn.parameter import is_lazy  # an extra
 
     parameters = list(model.parameters())
@@ -146,8 +143,7 @@ def peak_memory_bytes(kind: object) -> float | None:
 class Contention:
     """How long the calling thread waits for a core from now on, and how busy other programs keep the cores.
 
-    By Linux's own count, read at the beginning and at the end. Loader workers are the training's own, and so
-    are other ranks, for they have the same parent.
+    Linux counts both. Loader workers and other ranks, which have the same parent, belong to the training.
     """
 
     def __init__(self) -> None:

@@ -27,6 +27,14 @@ from stepgrade.files import MODES, temporary_folder, write_whole
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
+_COUNTED = {
+    "evaluation_steps": "left out: {} with an evaluation",
+    "profiled_steps": "{} under torch.profiler left out of the times",
+    "lost_steps": "{} missing: the device was too far behind the host",
+    "loss_not_finite": "the loss of {} was not a finite number",
+    "unwatched_steps": "{} of an optimizer that is not watched left out: training went on with it",
+    "steps_elsewhere": "{} of another thread left out: one thread is followed",
+}
 _LONGEST_BYTES = 1 << 22  # of a journal; it is compacted then
 
 
@@ -139,11 +147,11 @@ def _is_special(path: Path) -> bool:
 class RunDescription(Struct):
     """What describes the run for its fingerprint; filled in as it becomes known."""
 
-    device: dict[str, object]
-    rank: int
-    world_size: int
-    versions: dict[str, str]
-    config: dict[str, object]
+    device: dict[str, object] = {}
+    rank: int = 0
+    world_size: int = 1
+    versions: dict[str, str] = {}
+    config: dict[str, object] = {}
 
 
 def journal_head(
@@ -153,7 +161,7 @@ def journal_head(
     return {
         "_recording": JOURNAL_VERSION,
         "flush_seconds": flush_seconds,
-        "layers": list(recording.layer_names),
+        "layers": list(recording.models.layer_names),
         "tokens_per_step": tokens_per_step,
         "stepgrade": {**asdict(run), "config": dict(run.config)},
     }
@@ -220,7 +228,7 @@ def step_profile(
         "per_layer": [
             {
                 "layer": layer,
-                "name": recording.layer_names[layer],
+                "name": recording.models.layer_names[layer],
                 "fwd_ms": forward_ms,
                 "bwd_ms": backward_ms,
             }
@@ -252,10 +260,14 @@ def _sampled(recording: Recording) -> dict[str, object] | None:
 
 def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> list[Note]:
     """Return what a reader of the profile should know about how it was recorded."""
-    layered, every = bool(recording.layer_names), totals.samples.every
-    evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
-    unwatched, infinite = recording.unwatched_steps, recording.losses_not_finite
+    layered, every = bool(recording.models.layer_names), totals.samples.every
     (small, large), unit = recording.sizes.uneven() or (0, 0), "tokens" if totals.tokens else "samples"
+    ends = "a step ends when the weights have changed after a backward pass"
+    unseen = "no torch optimizer was seen"
+    if recording.own_updates.has_optimizer:
+        unseen = "the optimizer's steps are not seen, as inside torch.compile"
+    elif not recording.own_updates.is_certain:
+        ends = "each backward pass counts as a step, which is too many where gradients are accumulated"
     compiled = (
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
@@ -263,23 +275,16 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     possible = {
         "warm_up_only": (is_warm, "only warm-up steps were recorded: later steps may be faster"),
         "step_times_thinned": (every > 1, f"the time of one step in {every} is kept"),
-        "evaluation_steps": (evaluated, f"left out: {_steps(evaluated)} with an evaluation"),
-        "profiled_steps": (profiled, f"{_steps(profiled)} under torch.profiler left out of the times"),
-        "lost_steps": (lost, f"{_steps(lost)} missing: the device was too far behind the host"),
-        "loss_not_finite": (infinite, f"the loss of {_steps(infinite)} was not a finite number"),
-        "unwatched_steps": (
-            unwatched,
-            f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
-        ),
-        "steps_elsewhere": (
-            recording.elsewhere_steps,
-            f"{_steps(recording.elsewhere_steps)} of another thread left out: one thread is followed",
-        ),
+        **{
+            code: (count, text.format("1 step" if count == 1 else f"{count} steps"))
+            for code, text in _COUNTED.items()
+            for count in [recording.counts[code]]
+        },
         "uneven_steps": (
             large,
             f"steps take longer the more they hold, most {small} to {large} {unit}",
         ),
-        "own_updates": (recording.own_steps, _own_updates(recording)),
+        "own_updates": (recording.own_steps, f"{unseen}: {ends}"),
         "device_clock": (
             recording.clock.name != "host",
             "times were measured with events on the device's stream",
@@ -297,24 +302,6 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
 
 def _lines(recording: Recording) -> object:
     return to_builtins(recording.lines.lines(recording.ended - recording.lines.first_step))
-
-
-def _own_updates(recording: Recording) -> str:
-    if recording.own_updates.has_optimizer:
-        return (
-            "the optimizer's steps are not seen, as inside torch.compile: a step ends when the weights have "
-            "changed after a backward pass"
-        )
-    if recording.own_updates.is_certain:
-        return "no torch optimizer was seen: a step ends when the weights have changed after a backward pass"
-    return (
-        "no torch optimizer was seen: each backward pass counts as a step, "
-        "which is too many where gradients are accumulated"
-    )
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _phases_ms(totals: Totals, recording: Recording) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Undo what torch's profiler leaves in a process after it ran: a thread and a log level.
 
-The first profiler of a process makes Kineto start a thread that looks for orders from outside and never ends.
-A child that is forked then waits forever for this thread when it exits, and Python warns of forks beside
-threads. A profiler needs the thread for nothing, so the one that came with ours is ended, on Linux.
+The first profiler makes Kineto start a thread that waits for requests from outside and never ends. A forked
+child then waits forever for this thread when it exits, and Python warns about forking with threads. A
+profiler does not need the thread, so the one that came with ours is ended, on Linux.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def after_fork_in_child() -> None:
 def without_signals() -> Iterator[None]:
     """Start a thread inside, and no signal will be delivered to it.
 
-    One that the script waits for with `sigwait` is blocked in its own threads only; in another one it would
-    end the process.
+    A signal that the script awaits with `sigwait` is blocked only in its own threads: in ours it would end
+    the process.
     """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield

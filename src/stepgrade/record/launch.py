@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stepgrade.errors import BadInput, BadOption, MissingExtra
+from stepgrade.errors import BadInput, BadOption, MissingExtra, NotMeasured
 from stepgrade.files import absolute_path, scratch_folder
 
 SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
@@ -29,8 +29,8 @@ _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 _NO_SCRIPTS = {  # common mistakes, and what is meant
     ".ipynb": ("is a notebook", "jupyter nbconvert makes a script of it"),
     ".sh": ("is a script for the shell", "stepgrade record bash {}"),
-    ".json": ("is no script", "to grade a profile: stepgrade score {}"),
-    ".gz": ("is no script", "to grade a profile: stepgrade score {}"),
+    ".json": ("is not a script", "to grade a profile: stepgrade score {}"),
+    ".gz": ("is not a script", "to grade a profile: stepgrade score {}"),
 }
 _BETWEEN_LOOKS_SECONDS = 0.2
 _SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -48,8 +48,8 @@ class RecordedProcess(Struct, frozen=True):
 class Launched(Struct, frozen=True):
     """How a command ended: its return code, negative for a signal, and what was recorded.
 
-    `frameworks` are those that its processes imported, by their packages' names; `had_python` tells whether
-    any of them was a Python that we could look into.
+    `frameworks` are the packages that its processes imported; `had_python` is whether any process was a
+    Python that could be recorded.
     """
 
     code: int
@@ -69,8 +69,8 @@ def run_recorded(
 ) -> Launched:
     """Run a script, a module or any program that starts Python; each training process is recorded.
 
-    It runs as without us: its own interpreter, streams, signals and exit. `path` is that of the recording,
-    with a rank's or another number where several processes train; `on_steps` is told how far it is.
+    Its interpreter, streams, signals and exit are as without the recorder. `path` is the file to write,
+    numbered if several processes train; `on_steps` is called with the number of steps from time to time.
     """
     words = command_line(command, as_module=as_module)
     try:
@@ -87,9 +87,10 @@ def run_recorded(
             raise BadInput(problem, where=words[0], hint=hint) from error
 
         def look() -> None:
+            if on_steps is None:
+                return
             with suppress(Exception):  # the training must go on
-                steps = max((each.steps for each in _recorded(session, path)), default=0)
-                if steps and on_steps is not None:
+                if steps := max((each.steps for each in _recorded(session, path)), default=0):
                     on_steps(steps)
 
         # Every Python started in it loads stepgrade's `sitecustomize` first.
@@ -103,7 +104,7 @@ def run_recorded(
                 code=code,
                 recorded=_recorded(session, path),
                 problem=failed.read_text(encoding="utf-8") if failed.exists() else None,
-                frameworks=tuple(sorted(one.name.removeprefix(_IMPORTED) for one in left)),
+                frameworks=tuple(sorted(found.name.removeprefix(_IMPORTED) for found in left)),
                 had_python=(session / ".python").exists(),
             )
         except OSError as error:  # the training has ended; keep its exit code
@@ -211,10 +212,10 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
 
 
 class _Witness:
-    """A process that only dies of signals, to tell signals to the process group from those to this process.
+    """A process that only dies of signals, to see whether a signal went to the whole process group.
 
-    `timeout`, Slurm and systemd signal every process of a group or a job: the training has it then, and must
-    not get it twice. It is called neither like us nor like the training, for some signal by name.
+    `timeout`, Slurm and systemd signal every process of a group or job: then the training must not get the
+    signal twice. The name of this process differs from ours and the training's, since some signal by name.
     """
 
     def __init__(self, deadly: set[int]) -> None:
@@ -257,15 +258,13 @@ class _Witness:
     def close(self) -> None:
         """End it."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(OSError):  # it is closed nevertheless; the training keeps its exit code
+                self._process.stdin.close()
             self._process.wait()
 
 
 def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
-    """Return what the processes of the session recorded, ordered by name.
-
-    A training that clears the folder for temporary files takes these names with it.
-    """
+    """Return what the processes of the session recorded, ordered by name; the training may delete it."""
     found, claims = [], []
     with suppress(FileNotFoundError):
         claims = sorted(session.iterdir(), key=lambda claim: (len(claim.name), claim.name))
@@ -279,3 +278,30 @@ def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
             where = Path(elsewhere) if elsewhere else path.with_name(claim.name)
             found.append(RecordedProcess(path=where, steps=COUNTER.unpack_from(content)[0]))
     return found
+
+
+def run_in_turns(
+    commands: Sequence[Sequence[str]],
+    times: int,
+    output: Path,
+    options: dict[str, object],
+    progress: Callable[[str], None],
+) -> list[list[list[Path]]]:
+    """Record each command several times, in turns, so that changes of the machine affect all alike.
+
+    Return the files of each run of each command, which may begin with -m; raise NotMeasured when a run ends
+    without a recording.
+    """
+    files: list[list[list[Path]]] = [[] for _ in commands]
+    for turn in range(1, times + 1):
+        for index, command in enumerate(commands):
+            letter = chr(ord("a") + index) if len(commands) > 1 else ""
+            path = output.with_name(f"{output.stem}.{letter}{turn}{output.suffix}")
+            progress(f"run {turn} of {times}{f' of command {letter}' if letter else ''}")
+            as_module = list(command[:1]) == ["-m"]
+            launched = run_recorded(command[as_module:], path, options, as_module=as_module)
+            if not launched.recorded:
+                problem = f"run {turn} ended with code {launched.code} and no recording"
+                raise NotMeasured(problem, where=" ".join(command), hint=launched.problem)
+            files[index].append([each.path for each in launched.recorded])
+    return files

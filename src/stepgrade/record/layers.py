@@ -28,11 +28,11 @@ _NOTHING = object()
 
 
 class LayerHooks:
-    """Times every call of the blocks; `ends_by` tells whose backward starts where another's ends.
+    """Times every call of the blocks; `ends_by` maps a block to the one whose backward starts where it ends.
 
-    A block's backward begins when the gradient of its output is there and ends when that of its input
-    is: hooks on these two tensors cost far less than module backward hooks, and change no graph. Where the
-    input is the output of the block before, one hook serves both.
+    A block's backward lasts from the gradient of its output to that of its input. Hooks on these two tensors
+    cost far less than module backward hooks and leave the graph unchanged; if the input is the output of the
+    previous block, one hook serves both.
     """
 
     def __init__(self, timeline: StepTimeline) -> None:
@@ -124,8 +124,8 @@ class LayerHooks:
 class _GradientMark:
     """Calls `mark` when the gradient of a tensor is ready, by a hook on its node in the graph.
 
-    The tensor itself is left alone: after `register_hook` it could not be saved without a warning, and a hook
-    that the script adds after an operation in place would see another gradient.
+    A hook on the tensor itself would make saving it warn, and change the gradient that the script's own hooks
+    see after an in-place operation.
     """
 
     def __init__(self, mark: Callable[[Tensor], None]) -> None:

@@ -30,7 +30,7 @@ from stepgrade.record.timeline import (
 
 # Sample often at first, for short runs, then rarely, to cost long runs nothing.
 _FIRST_SECONDS, _FIRST_INTERVAL, _INTERVAL = 2.0, 0.01, 0.05
-_MOST_PLACES = 2000
+_MOST_LOCATIONS = 2000
 _LINES_KEPT = 3
 _WAITS = {INPUT: "input", NONE: "stall", AFTER_FORWARD: "stall", HOST: "stall"}
 # The step computes in these, unless the line calls something that is not an operation, like time.sleep.
@@ -40,7 +40,7 @@ _OPERATIONS = ("torch", "torchvision", "torchaudio", "transformers", "triton")
 _NO_OPERATIONS = ("torch/serialization.py", "torch/utils/", "torch/distributed/checkpoint/")
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Where the thread was: the phase, the innermost function of the user's code, and what that called."""
 
     phase: int
@@ -54,28 +54,29 @@ class _Place(NamedTuple):
 class LineSampler:
     """Samples the frames of the training thread from another thread, without stopping it.
 
-    The thread is no `threading.Thread`: a script that counts those sees its own. It is gone while the process
-    forks, for a process with several threads must not.
+    It is not a `threading.Thread`, so that a script that counts those sees only its own, and it ends before
+    the process forks, since forking with several threads is unsafe.
     """
 
     def __init__(self, timeline: StepTimeline) -> None:
         self._timeline = timeline
         self._thread = 0
-        self._seconds: dict[_Place, float] = defaultdict(float)
+        self._seconds: dict[_Location, float] = defaultdict(float)
         # Samples of the current step; dropped if it never ends, such as a test after the last step.
-        self._of_step: dict[_Place, float] = defaultdict(float)
+        self._of_step: dict[_Location, float] = defaultdict(float)
         self._ended_steps = 0
         self._is_user: dict[CodeType, bool] = {}
-        self._callees: dict[_Place, tuple[str | None, bool | None]] = {}
-        self._stop: _thread.LockType | None = None
-        self._ended = _thread.allocate_lock()
+        self._callees: dict[_Location, tuple[str | None, bool | None]] = {}
+        # A lock that stops the sampling thread, and one that it holds until it ends; empty if none runs.
+        # Threads may fork at once, so this is only changed by calls that no other thread can interrupt.
+        self._running: dict[str, tuple[_thread.LockType, _thread.LockType]] = {}
         self._began = 0.0
         self.first_step = 0
 
     @property
     def is_running(self) -> bool:
         """Return whether the sampler is running."""
-        return self._stop is not None
+        return bool(self._running)
 
     def start(self, step: int) -> None:
         """Start sampling the calling thread, at this step."""
@@ -88,40 +89,42 @@ class LineSampler:
 
     def resume(self) -> None:
         """Resume sampling after a pause."""
-        if self._stop is not None or not self._thread:
+        if not self._thread:
             return
-        stop = _thread.allocate_lock()
+        stop, ended = locks = _thread.allocate_lock(), _thread.allocate_lock()
         stop.acquire()
-        if not self._ended.acquire(blocking=False):  # two threads fork at once, and the other was first
+        ended.acquire()
+        if self._running.setdefault("locks", locks) is not locks:
             return
         try:
             with without_signals():
-                _thread.start_new_thread(self._look, (stop,))
-                self._stop = stop
+                _thread.start_new_thread(self._look, locks)
         except RuntimeError:  # no more threads can start
-            self._ended.release()
+            self._running.pop("locks", None)
+            ended.release()
 
     def pause(self) -> None:
-        """Stop the sampling thread and wait for it."""
-        stop, self._stop = self._stop, None
-        if stop is not None:
+        """Stop the sampling thread and wait for it, not for one that another thread starts meanwhile."""
+        locks = self._running.pop("locks", None)
+        if locks is not None:
+            stop, ended = locks
             stop.release()
-            with self._ended:
+            with ended:
                 pass
             self._keep_ended()
 
     def lines(self, steps: int) -> dict[str, list[HostLine]]:
         """Return the lines that took longest, by what they waited for, in milliseconds per step."""
         by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
-        for place, seconds in list(self._seconds.items()):
-            if place not in self._callees:
-                self._callees[place] = _callee(place)
-            calls, is_operation = self._callees[place]
-            wait = "stall" if place.phase in _MODEL else _WAITS.get(place.phase)
-            is_waiting = is_operation is False if place.phase in _MODEL else is_operation is not True
+        for location, seconds in list(self._seconds.items()):
+            if location not in self._callees:
+                self._callees[location] = _callee(location)
+            calls, is_operation = self._callees[location]
+            wait = "stall" if location.phase in _MODEL else _WAITS.get(location.phase)
+            is_waiting = is_operation is False if location.phase in _MODEL else is_operation is not True
             if wait is not None and (is_waiting or wait == "input"):
-                frame = read_frame(f"{place.code.co_filename}({place.line}): {place.code.co_name}")
-                by_line[wait][_short(frame.where or ""), place.code.co_name, calls] += seconds
+                frame = read_frame(f"{location.code.co_filename}({location.line}): {location.code.co_name}")
+                by_line[wait][_short(frame.where or ""), location.code.co_name, calls] += seconds
         return {
             wait: [
                 HostLine(where=where, function=function, calls=calls, ms=seconds * 1e3 / max(1, steps))
@@ -130,7 +133,7 @@ class LineSampler:
             for wait, found in by_line.items()
         }
 
-    def _look(self, stop: _thread.LockType) -> None:
+    def _look(self, stop: _thread.LockType, ended: _thread.LockType) -> None:
         try:
             before = time.monotonic()
             while True:
@@ -138,36 +141,38 @@ class LineSampler:
                 if stop.acquire(timeout=_FIRST_INTERVAL if is_early else _INTERVAL):
                     return
                 now = time.monotonic()
-                place = self._look_once() if self._timeline.live else None
+                location = self._look_once() if self._timeline.live else None
                 self._keep_ended()
-                if place is not None and (place in self._of_step or len(self._of_step) < _MOST_PLACES):
-                    self._of_step[place] += now - before
+                if location is not None and (
+                    location in self._of_step or len(self._of_step) < _MOST_LOCATIONS
+                ):
+                    self._of_step[location] += now - before
                 before = now
         finally:
-            self._ended.release()
+            ended.release()
 
     def _keep_ended(self) -> None:
         """Keep the samples of a step once it has ended."""
         if self._timeline.ended == self._ended_steps:
             return
         self._ended_steps = self._timeline.ended
-        for place, seconds in self._of_step.items():
-            if place in self._seconds or len(self._seconds) < _MOST_PLACES:
-                self._seconds[place] += seconds
+        for location, seconds in self._of_step.items():
+            if location in self._seconds or len(self._seconds) < _MOST_LOCATIONS:
+                self._seconds[location] += seconds
         self._of_step.clear()
 
-    def _look_once(self) -> _Place | None:
+    def _look_once(self) -> _Location | None:
         """Return where the thread is; None if it moved on meanwhile."""
         phase, frame = self._timeline.current, self._innermost()
         at = None if frame is None else frame.f_lasti
-        place = self._place(frame, phase)
+        location = self._locate(frame, phase)
         still = frame is self._innermost() and (frame is None or frame.f_lasti == at)
-        return place if still and self._timeline.current == phase else None
+        return location if still and self._timeline.current == phase else None
 
     def _innermost(self) -> FrameType | None:
         return sys._current_frames().get(self._thread)  # the only way to see another thread
 
-    def _place(self, frame: FrameType | None, phase: int) -> _Place | None:
+    def _locate(self, frame: FrameType | None, phase: int) -> _Location | None:
         """Return the innermost function of the user's code, and what it called outside of it."""
         called, known = None, self._is_user
         while frame is not None:
@@ -179,31 +184,33 @@ class LineSampler:
             if is_user:
                 module = frame.f_globals.get("__name__")
                 name = module if isinstance(module, str) else ""
-                return _Place(phase, code, frame.f_lasti, frame.f_lineno, name, called)
+                return _Location(phase, code, frame.f_lasti, frame.f_lineno, name, called)
             called, frame = called if is_ours(code) else code, frame.f_back
         return None
 
 
-def _callee(place: _Place) -> tuple[str | None, bool | None]:
+def _callee(location: _Location) -> tuple[str | None, bool | None]:
     """Return what the line calls, as in its source, and whether that is an operation; None if unknown.
 
-    A function of one of torch's modules is, one of another module is not; of a method it cannot be told.
+    Functions of torch's modules are operations, those of other modules are not; methods are unknown.
     """
-    if place.called is not None:
+    if location.called is not None:
         # Installed code is named from its package on.
-        path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
-        function = place.called.co_name if "<" in place.called.co_qualname else place.called.co_qualname
+        path = location.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
+        function = (
+            location.called.co_name if "<" in location.called.co_qualname else location.called.co_qualname
+        )
         name = read_frame(f"{path}(1): {function}").name
         return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
-    *_, position = (None, *place.code.co_positions())[: place.at // 2 + 2]
+    *_, position = (None, *location.code.co_positions())[: location.at // 2 + 2]
     line, end_line, start, end = position or (None, None, None, None)
     if line is None or line != end_line or start is None or end is None:
         return None, None
-    source = linecache.getline(place.code.co_filename, line).encode()[start:end].decode("utf-8", "replace")
+    source = linecache.getline(location.code.co_filename, line).encode()[start:end].decode("utf-8", "replace")
     name, bracket, _ = source.partition("(")
     if not bracket or not name.replace(".", "").isidentifier():
         return None, None
-    root = getattr(sys.modules.get(place.module), name.split(".", 1)[0], None)
+    root = getattr(sys.modules.get(location.module), name.split(".", 1)[0], None)
     if not isinstance(root, ModuleType):
         return name, None
     return name, root.__name__.split(".", 1)[0] in _OPERATIONS

@@ -8,11 +8,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
-from msgspec import structs
+from msgspec import Struct, structs
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from stepgrade.files import temporary_folder
@@ -35,21 +37,19 @@ _FILES_TO_READ = 8
 _STARTS = ("_prepare_profiler", "_enable_profiler")
 _ANY_PROFILER = "ProfilerStep"  # counts its steps while one is active
 # Where torch calls custom operations in Python: autograd functions, and registered ones.
-_CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))
+_CALL_PYTHON = tuple(os.path.join("torch", *path) for path in (("autograd", "function.py"), ("_ops.py",)))
 
 
 class OperationWindow:
     """Profiles the last warm-up step, then one step of every `every` (None: no more; 0: none at all).
 
-    A step's trace is analysed as any other trace, so operations, FLOPs and precision are what `score` would
-    say of it. The profiler watches what is dispatched: no forward is run twice and nothing of the model, its
-    gradients or the random numbers is touched.
+    A step's trace is analysed like any other trace. Nothing is run twice, and the model, its gradients and
+    the random numbers are not touched.
 
-    A range that begins under one profiler and ends under the next makes torch write into memory that it has
-    freed, and a profiler that starts or stops inside a backward pass is lost, for torch restores the thread's
-    state after it: ranges are ended with their window, no window begins or ends in a backward pass, and none
-    ends in an operation that began in it and calls Python, for that one's range is torch's own.
-    A profiler of the script's own that warms up is lost under ours: there is no window until it is done.
+    torch writes into freed memory if a range begins under one profiler and ends under the next, and loses a
+    profiler that starts or stops inside a backward pass. So ranges end with their window, no window begins or
+    ends in a backward pass, and none ends inside an operation that began in it and calls Python, whose range
+    is torch's own. While a profiler of the script warms up there is no window: ours would end it.
     """
 
     def __init__(self, every: int | None, warmup: int) -> None:
@@ -64,7 +64,7 @@ class OperationWindow:
         self._operation: FrameType | None = None  # in which this window started
         self._is_starting = False
         self._is_script_profiling = False
-        self._has_lapsed = False
+        self.has_lapsed = False  # the profiled step ended where the profiler could not
         self._ranges: list[record_function] = []  # started in this window
         self._profiler: profile | None = None
         self._mark: record_function | None = None
@@ -77,18 +77,13 @@ class OperationWindow:
             patches.wrap(torch.autograd.profiler, name, self._give_way)
         patches.wrap(torch.autograd.profiler, "_disable_profiler", self._after_profiler)
         if _ANY_PROFILER in torch.autograd.profiler.KinetoStepTracker._step_dict:
-            known = (each for each in gc.get_objects() if isinstance(each, profile))
+            known = (each for each in gc.get_objects() if issubclass(type(each), profile))
             self._is_script_profiling = any(each.current_action != ProfilerAction.NONE for each in known)
 
     @property
     def is_open(self) -> bool:
         """Return whether the current step is being profiled."""
         return self._profiler is not None
-
-    @property
-    def has_lapsed(self) -> bool:
-        """Return whether the profiled step ended where the profiler could not."""
-        return self._has_lapsed
 
     def open_if_due(self, step: int, device: torch.device | None) -> None:
         """Start profiling if this step is due, unless the user is profiling it."""
@@ -114,6 +109,11 @@ class OperationWindow:
             with kineto.starting_profiler():
                 profiler = profile(activities=activities, record_shapes=True)
                 profiler.__enter__()
+        except RuntimeError as error:  # such as no more threads
+            self.on_problem(f"no step can be sampled: {error}")
+            self._tries = _MOST_TRIES
+            torch.autograd.profiler.KinetoStepTracker.erase_step_count(_ANY_PROFILER)
+            return
         finally:
             self._is_starting = False
         self._profiler = profiler
@@ -124,8 +124,7 @@ class OperationWindow:
     def close(self) -> profile | None:
         """Stop profiling and return the profiler; None if this step was not profiled.
 
-        Only the thread that began can stop it, and not in a backward pass or an operation that began since:
-        until then it is left as it is.
+        Nothing happens in another thread, a backward pass or an operation that began since.
         """
         profiler, mark = self._profiler, self._mark
         if profiler is None or mark is None:
@@ -133,11 +132,11 @@ class OperationWindow:
         operation = innermost_operation()
         began_in_window = operation is not None and operation is not self._operation
         if self._thread != _thread.get_ident() or is_in_backward() or began_in_window:
-            self._has_lapsed = True
+            self.has_lapsed = True
             return None
         self._operation = None
-        is_whole = not self._has_lapsed
-        self._profiler, self._has_lapsed = None, False
+        is_whole = not self.has_lapsed
+        self._profiler, self.has_lapsed = None, False
         self._patches.undo()
         mark.__exit__(None, None, None)
         # Ending a range twice is harmless.
@@ -214,16 +213,11 @@ class OperationWindow:
 
 def _has_files_left() -> bool:
     """Return whether enough files can be opened to read a trace; Kineto would print an error."""
-    opened: list[int] = []
-    try:
-        while len(opened) < _FILES_TO_READ:
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return False
-    finally:
-        for file in opened:
-            os.close(file)
-    return True
+    with suppress(OSError), ExitStack() as opened:
+        for _ in range(_FILES_TO_READ):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        return True
+    return False
 
 
 def is_in_backward() -> bool:
@@ -261,30 +255,19 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
     totals = {op.name: op for op in before.operations}
     for op in more.operations:
         known = totals.get(op.name)
-        totals[op.name] = op
-        if known is not None:
-            totals[op.name] = structs.replace(
-                op,
-                ms=_plus(op.ms, known.ms),
-                calls=_plus(op.calls, known.calls),
-                flops=_plus(op.flops, known.flops),
-                bytes=_plus(op.bytes, known.bytes),
-            )
+        sums = {} if known is None else _sums(op, known, "ms", "calls", "flops", "bytes")
+        totals[op.name] = structs.replace(op, **sums)
     longest = sorted(totals.values(), key=lambda op: -(op.ms or 0.0))[:_OPERATIONS_KEPT]
     shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
     return structs.replace(
         before,
-        steps=before.steps + more.steps,
-        model_ms=before.model_ms + more.model_ms,
-        busy_ms=_plus(before.busy_ms, more.busy_ms),
-        tokens=_plus(before.tokens, more.tokens),
-        samples=_plus(before.samples, more.samples),
-        matmul_flops=_plus(before.matmul_flops, more.matmul_flops),
+        **_sums(before, more, "steps", "model_ms", "busy_ms", "tokens", "samples", "matmul_flops"),
         matmul_known_share=min(shares, default=None),
         operations=tuple(longest),
     )
 
 
-def _plus(left: float | None, right: float | None) -> float | None:
-    """Return the sum; None if one of them is unknown."""
-    return None if left is None or right is None else left + right
+def _sums(left: Struct, right: Struct, *names: str) -> dict[str, Any]:
+    """Return the sum of each of these fields; None if it is unknown on one side."""
+    pairs = {name: (getattr(left, name), getattr(right, name)) for name in names}
+    return {name: None if None in pair else sum(pair) for name, pair in pairs.items()}

@@ -26,12 +26,10 @@ class _Seen(NamedTuple):
 class OwnUpdates:
     """Detects whether the weights were updated since the last backward pass.
 
-    Where they did not change although there are gradients, more of these are being accumulated. What a device
-    holds is not read, for the training would wait: each of its backward passes is taken for a step, and so is
-    each of `torch.func.grad`, whose weights are no model's and may not be kept.
-
-    The steps of an optimizer inside torch.compile are not seen. Its weights are known, and torch counts the
-    changes of each on the host, so that nothing is read.
+    Unchanged weights with gradients mean accumulation. Weights on a device are not read, as the training
+    would wait: there each backward pass counts as a step, as does each of `torch.func.grad`, whose weights
+    belong to no model. For an optimizer whose steps are not seen, inside torch.compile, torch's own count of
+    changes of each weight is used.
     """
 
     def __init__(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import update_wrapper
+from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed
@@ -21,24 +24,13 @@ from stepgrade.record.timeline import (
     D2H,
     H2D,
     INPUT,
-    OPTIMIZER,
     StepTimeline,
 )
 
 _is_compiling = torch.compiler.is_compiling
-_COLLECTIVES = (  # some were renamed; those that exist are timed
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
+_COLLECTIVE = re.compile(
+    "all_gather(_into_tensor|_single)?|all_reduce|all_to_all(_single)?|barrier|broadcast|reduce"
+    "|reduce_scatter(_single|_tensor)?"  # some were renamed; those that exist are timed
 )
 _ABSENT = object()
 _OUR_FOLDER = __file__.rpartition("patches")[0]
@@ -68,6 +60,27 @@ class Patches:
                 raise  # adds no frame
 
         self.replace(owner, name, ours)
+
+    def time(
+        self,
+        owner: object,
+        name: str,
+        timeline: StepTimeline,
+        code: int,
+        applies: Callable[[Any], bool] = lambda _: True,
+    ) -> None:
+        """Count the calls of a function as a phase, where that applies to its first argument."""
+
+        def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+            if not applies(args[0] if args else None):
+                return original(*args, **kwargs)
+            timeline.enter(code)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                timeline.leave()
+
+        self.wrap(owner, name, timed)
 
     def replace(self, owner: object, name: str, function: Callable[..., object]) -> None:
         """Replace a function; if the original is inherited, `undo` deletes the replacement."""
@@ -99,8 +112,8 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
         if not is_ours(trace.tb_frame.f_code):
             kept.append(trace)
         trace = trace.tb_next
-    for before, after in zip(kept, [*kept[1:], None], strict=True):
-        before.tb_next = after
+    for before, after in pairwise([*kept, None]):
+        before.tb_next = after  # type: ignore[union-attr]  # only the last is None
     return kept[0] if kept else None
 
 
@@ -109,8 +122,7 @@ def _disguised(
 ) -> Callable[..., object]:
     """Return the function with the name, file and line of the one it replaces.
 
-    torch.compile goes by the file to decide what it looks into, pickle by the name, and a traceback that the
-    script prints shows the line.
+    torch.compile decides by the file what to trace, pickle uses the name, and tracebacks show the line.
     """
     if isinstance(original, FunctionType) and isinstance(function, FunctionType):
         theirs, code = original.__code__, function.__code__
@@ -138,28 +150,21 @@ def _disguised(
     return function
 
 
-def patch_backward(patches: Patches, timeline: StepTimeline, on_done: Callable[[], None]) -> None:
-    """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
-    patches.wrap(torch.autograd, "backward", partial(_backward, timeline, on_done))
+def patch_backward(patches: Patches, name: str, timeline: StepTimeline, on_done: Callable[[], None]) -> None:
+    """Time backward passes; one inside another (reentrant checkpointing) is part of it."""
 
+    def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+        if not timeline.live or timeline.direction == BACKWARD:
+            return original(*args, **kwargs)
+        timeline.enter(BACKWARD)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            timeline.mark(BACKWARD_DONE)
+            timeline.leave()
+            on_done()
 
-def _backward(
-    timeline: StepTimeline,
-    on_done: Callable[[], None],
-    original: Callable[..., object],
-    /,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    if not timeline.live or timeline.direction == BACKWARD:
-        return original(*args, **kwargs)
-    timeline.enter(BACKWARD)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        timeline.mark(BACKWARD_DONE)
-        timeline.leave()
-        on_done()
+    patches.wrap(torch.autograd, name, timed)
 
 
 def patch_until_optimizer(
@@ -176,7 +181,7 @@ def patch_until_optimizer(
         on_optimizer(optimizer)
         return original(optimizer, *args, **kwargs)
 
-    patches.wrap(torch.autograd, "grad", partial(_backward, timeline, on_done))
+    patch_backward(patches, "grad", timeline, on_done)
     patches.wrap(Optimizer, "add_param_group", seen)
 
 
@@ -205,21 +210,6 @@ def patch_input(
     patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # base class of all iterators
 
 
-def patch_zero_grad(
-    patches: Patches, timeline: StepTimeline, is_watched: Callable[[Optimizer], bool]
-) -> None:
-    """Count `zero_grad` of the watched optimizers as optimizer time."""
-
-    def timed(
-        original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
-    ) -> object:
-        if not is_watched(optimizer):
-            return original(optimizer, *args, **kwargs)
-        return _timed(timeline, OPTIMIZER, original, optimizer, *args, **kwargs)
-
-    patches.wrap(Optimizer, "zero_grad", timed)
-
-
 def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
     """Time copies between host and device made by the loop itself."""
 
@@ -239,18 +229,8 @@ def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
 def patch_collectives(patches: Patches, timeline: StepTimeline) -> None:
     """Time collectives called from Python: FSDP's and the loop's own, not DDP's reducer."""
     if torch.distributed.is_available():
-        for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
-            patches.wrap(torch.distributed, name, partial(_timed, timeline, COMMUNICATION))
-
-
-def _timed(
-    timeline: StepTimeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
-) -> object:
-    timeline.enter(code)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        timeline.leave()
+        for name in filter(_COLLECTIVE.fullmatch, dir(torch.distributed)):
+            patches.time(torch.distributed, name, timeline, COMMUNICATION)
 
 
 class DdpTimers:

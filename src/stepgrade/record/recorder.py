@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from stepgrade.errors import MissingExtra, NotMeasured
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
     from stepgrade.config import Config
     from stepgrade.hardware.setup import Setup
-    from stepgrade.model import Baseline, Profile
-    from stepgrade.model.scorecard import Scorecard
+    from stepgrade.model import Profile
+    from stepgrade.model.scorecard import Baseline, Scorecard
     from stepgrade.record.recording import Recording
 
 _log = logging.getLogger("stepgrade.record")
@@ -87,7 +86,7 @@ class Recorder:
         # Under `stepgrade record` the command prints, and only processes that take a step have a file.
         self._in_session = False
         self._recording: Recording | None = None
-        self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
+        self._run = RunDescription()
         self._readable_by = readable_by
         self._journal = Journal(self.path, readable_by)
         self._flushed_at = self._until_flush = self._lines_at = 0.0
@@ -100,9 +99,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> Self:
@@ -119,8 +116,6 @@ class Recorder:
         (model, optimizer, loader), self._parts = self._parts, (None, None, None)  # do not keep them alive
         self._run = RunDescription(
             device=environment.describe_device(None),
-            rank=0,
-            world_size=1,
             versions=environment.versions(),
             config={**environment.describe_loop(optimizer, loader), **self._config},
         )
@@ -215,11 +210,11 @@ class Recorder:
         self._add_autocast(recording)
         window = recording.window
         head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
-        is_whole = self._journal.is_due_to_be_whole or head != self._head
-        with_lines = recording.lines.is_running and (
-            is_whole or self._flushed_at - self._lines_at >= _LINES_SECONDS
-        )
         try:
+            is_whole = self._journal.is_due_to_be_whole or head != self._head
+            with_lines = recording.lines.is_running and (
+                is_whole or self._flushed_at - self._lines_at >= _LINES_SECONDS
+            )
             if is_whole:
                 window.is_written = False
                 recording.move_sums_to(self._warm, self._steady)

@@ -8,7 +8,7 @@ import sys
 import traceback
 import weakref
 from _thread import get_ident
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
 from stepgrade.record.batches import BatchCounter
-from stepgrade.record.blocks import find_blocks, unique_names, unwrap
+from stepgrade.record.blocks import Models, unwrap
 from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Contention, Sensors, autocast_dtype, device_of, sensors_for
@@ -45,8 +45,9 @@ from stepgrade.record.timeline import (
     PHASE_NAMES,
     UPDATED,
     StepTimeline,
+    fold_step,
 )
-from stepgrade.record.totals import Series, StepSizes, Totals, fold_step
+from stepgrade.record.totals import Series, StepSizes, Totals
 
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; training never has more in flight.
@@ -65,16 +66,6 @@ class EndedStep(Struct):
     profiler: profile | None  # set if the step was profiled
 
 
-class _Model(Struct):
-    """A detected model: its class, its blocks, the first one's number, and the step it was last called in."""
-
-    module: weakref.ref[Module]
-    kind: type
-    blocks: list[str]
-    first_layer: int
-    called_in_step: int = 0
-
-
 class Recording:
     """Hooks the training loop and adds up its steps; code that runs in the loop is here or in `timeline`."""
 
@@ -85,16 +76,14 @@ class Recording:
         self.timeline = StepTimeline(self.clock.now)
         self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
-        self.layer_names: list[str] = []
+        self.models = Models()
         self.lines = LineSampler(self.timeline)
-        self._models: dict[int, _Model] = {}
-        self._blocks: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
-        self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.sizes = StepSizes()
         self.loss = Series()
-        self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
+        self.ended = 0
+        self.counts: Counter[str] = Counter()  # of steps that a note reports, by its code
         self._balance = 0  # steps with an evaluation minus steps without
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
@@ -113,7 +102,6 @@ class Recording:
         self._optimizers: list[weakref.ref[Optimizer]] | None = []  # watched optimizers; None for all
         self._main_optimizer: weakref.ref[Optimizer] | None = None
         self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts at the time of their step
-        self.unwatched_steps = self.elsewhere_steps = 0
         self._since_here = 0  # steps in other threads since the last one in the training thread
         self._ends_after_backward = False
         self.own_updates = OwnUpdates()
@@ -125,7 +113,7 @@ class Recording:
         """Wrap what torch has no hooks for and start the first step."""
         self.calls.start(self._patches)
         self.window.start(self._patches)
-        patches.patch_backward(self._patches, self.timeline, self._after_backward)
+        patches.patch_backward(self._patches, "backward", self.timeline, self._after_backward)
         patches.patch_input(
             self._patches,
             self.timeline,
@@ -138,7 +126,7 @@ class Recording:
         )  # torch 2.2 has it under cuda only
         self._patches.wrap(scaler, "step", self._scaler_step)
         patches.patch_collectives(self._patches, self.timeline)
-        patches.patch_zero_grad(self._patches, self.timeline, self._is_watched_optimizer)
+        self._patches.time(Optimizer, "zero_grad", self.timeline, OPTIMIZER, self._is_watched_optimizer)
         self._undo += [
             register_optimizer_step_pre_hook(self.before_optimizer).remove,
             register_optimizer_step_post_hook(self.after_optimizer).remove,
@@ -195,32 +183,9 @@ class Recording:
         self.watch_calls(model)
         if self.ddp is None and hasattr(type(model), "_get_ddp_logging_data"):
             self.ddp = patches.DdpTimers(model, on_host=self.clock.name == "host")
-        found = find_blocks(model, layers)
-        fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
-        names = [name for name, _ in fresh]
-        kind = type(unwrap(model))
-        # A model of the same class replaces one that is no longer used, such as that of the previous fold.
-        over = (
-            key
-            for key, other in self._models.items()
-            if (other.module() is None or other.called_in_step < self.ended)
-            and other.kind is kind
-            and other.blocks == names
-        )
-        gone = next(over, None)
-        before = None if gone is None else self._models.pop(gone)
-        first = len(self.layer_names) if before is None else before.first_layer
-        self._models[id(model)] = _Model(
-            module=weakref.ref(model), kind=kind, blocks=names, first_layer=first
-        )
-        for _, block in fresh:
-            self._blocks[id(block)] = block
-        for part in model.modules():
-            self._parts[id(part)] = part
-        self.layers.attach(self.calls, [block for _, block in fresh], first)
-        if before is None:
-            self.layer_names += unique_names(names, self.layer_names, model)
-        return len(found)
+        count, fresh, first = self.models.add(model, layers, self.ended)
+        self.layers.attach(self.calls, fresh, first)
+        return count
 
     def watch_calls(self, module: Module) -> None:
         """Count the module's calls as forward."""
@@ -316,7 +281,7 @@ class Recording:
         if math.isfinite(loss):
             self.loss.add(loss)
         else:
-            self.losses_not_finite += 1
+            self.counts["loss_not_finite"] += 1
 
     def move_sums_to(self, warm: Totals, steady: Totals) -> None:
         """Move the sums since the last call to those of warm-up and steady steps."""
@@ -349,8 +314,8 @@ class Recording:
     def _stepped(self, optimizer: Optimizer) -> None:
         """End a step when the main optimizer steps: the first one, until training switches to another.
 
-        That is the case when another one steps for the second time since the main one did: what it did the
-        first time ended a step too.
+        Training has switched when another one steps twice since the main one did; its first step ended a
+        training step too.
         """
         if self.stepped_by_hand or not self.timeline.live:
             return
@@ -366,7 +331,7 @@ class Recording:
                 self.window.drop()  # it contains two steps
                 self._end(self.timeline.split_step(position), self._batches.take(parts), None)
         if not is_watched:
-            self.unwatched_steps += main is not None
+            self.counts["unwatched_steps"] += main is not None
             return
         self._main_optimizer = weakref.ref(optimizer)
         # An optimizer that steps as soon as its gradient is ready does so within the step.
@@ -388,7 +353,7 @@ class Recording:
             self.timeline.thread, self._since_here = here, 0
             return True
         self._since_here += 1
-        self.elsewhere_steps += 1
+        self.counts["steps_elsewhere"] += 1
         if self._since_here >= _STEPS_ELSEWHERE or before not in sys._current_frames():
             self.window.drop()
             self.timeline.thread, self._since_here = here, 0
@@ -403,10 +368,7 @@ class Recording:
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
-        """End a step that could not end inside the backward pass; without an optimizer, remember the weights.
-
-        A loop without a model has nothing else to tell a step by.
-        """
+        """End a step that could not end inside backward; without an optimizer, remember the weights."""
         if is_in_backward() or self.timeline.is_elsewhere:
             return
         try:
@@ -415,9 +377,8 @@ class Recording:
                 self._end_by_optimizer()
             elif not self.timeline.live or self.window.has_lapsed:
                 self.window.drop()
-            modules = (model.module() for model in self._models.values())
-            self.own_updates.look(module for module in modules if module is not None)
-            if not self.saw_model:
+            self.own_updates.look(self.models.alive())
+            if not self.saw_model:  # nothing else marks the end of a step
                 self._end_own_step()
         except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
@@ -472,33 +433,37 @@ class Recording:
     def _meet(self, module: Module) -> Around | None:
         """Return what to run around the call of an outermost module that is not watched yet.
 
-        One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
-        itself is part of forward; a copy of a model that is called without gradients, an evaluation.
+        A module that is trained is a model. Calls of a teacher, a frozen encoder or a part of a model count
+        as forward; those of a copy of a model without gradients, as evaluation.
         """
         first = next(module.parameters(), None)
         if first is None or first.is_meta:  # a dry run, such as for counting FLOPs
             return None
         if (
             self.on_model is not None
-            and id(module) not in self._parts
+            and not self.models.has_part(module)
             and torch.is_grad_enabled()
             and any(parameter.requires_grad for parameter in module.parameters())
             and not any(is_lazy(parameter) for parameter in module.parameters())  # wait for its next call
         ):
             self.on_model(module)
-            return Around(self._before_forward, self._after_forward) if self._models.get(id(module)) else None
+            return (
+                Around(self._before_forward, self._after_forward) if id(module) in self.models.known else None
+            )
         return Around(self._before_other, self._after_forward)
 
     def _before_other(self, module: Module, _args: object, _kwargs: object) -> None:
         self._end_own_step()
         kind = type(unwrap(module))
-        evaluated = not torch.is_grad_enabled() and any(kind is model.kind for model in self._models.values())
+        evaluated = not torch.is_grad_enabled() and any(
+            kind is model.kind for model in self.models.known.values()
+        )
         self.timeline.enter(EVALUATION if evaluated else FORWARD)
 
     def _before_forward(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         timeline = self.timeline
         self._end_own_step()
-        called = self._models.get(id(module))
+        called = self.models.known.get(id(module))
         if called is not None:
             called.called_in_step = self.ended
         if timeline.direction == NONE and torch.is_grad_enabled():
@@ -516,7 +481,7 @@ class Recording:
     def _fail(self, error: Exception) -> None:
         """Stop recording after an internal error; earlier measurements are kept.
 
-        What a handler of the script raises because a signal has come, wherever it found us, is the script's.
+        Raise what the script's own signal handler raised while our code was running.
         """
         handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
@@ -537,7 +502,7 @@ class Recording:
             self._add(self._pending.popleft())
         while len(self._pending) > _MOST_PENDING:
             self._pending.popleft()
-            self.lost += 1
+            self.counts["lost_steps"] += 1
 
     def _add(self, ended: EndedStep) -> None:
         times_ns, codes = self.clock.times_ns(ended.edges[0::2]), ended.edges[1::2]
@@ -547,12 +512,12 @@ class Recording:
             self.add_loss(float(ended.loss))
         step.tokens, step.rows = ended.tokens, ended.rows
         if ended.profiler is not None:
-            self.profiled += 1
+            self.counts["profiled_steps"] += 1
             self._warmup -= 1
             if not self._is_interrupted(step):
                 self.window.keep(ended.profiler, step)
         elif self._is_interrupted(step):
-            self.interrupted += 1
+            self.counts["evaluation_steps"] += 1
         else:
             if exposed_ns:
                 exposed_ns = min(exposed_ns, step.phases_ns[BACKWARD])

@@ -22,8 +22,7 @@ from stepgrade.record.recorder import Recorder
 class ScriptRecorder(Recorder):
     """A recorder that detects model, optimizer and loaders whenever the script creates them.
 
-    In a session of `stepgrade record` it says nothing: its notes are in the recording. A forked process
-    that trains is recorded by a new one.
+    In a session of `stepgrade record` it logs nothing: its notes are in the recording.
     """
 
     def __init__(self, session: str | None = None, **options: Any) -> None:
@@ -108,7 +107,7 @@ class ScriptRecorder(Recorder):
 def _shared_number(handle: int) -> ctypes.c_int64:
     """Map the number at the start of a file into memory; raise OSError.
 
-    Python's own `mmap` keeps the file open, and the script's files would have other numbers than without us.
+    Python's `mmap` keeps the file open, which would change the descriptors that the script gets.
     """
     if sys.platform == "win32":
         return ctypes.c_int64.from_buffer(mmap.mmap(handle, COUNTER.size))

@@ -1,10 +1,12 @@
-"""The edges that the training thread records: a stamp and a code each, nothing else."""
+"""The edges that the training thread records, a stamp and a code each, and the times of a step from them."""
 
 from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
+
+from stepgrade.record.totals import Totals
 
 # Codes of phases: from such an edge to the next the step is in that phase.
 NONE = 0
@@ -46,6 +48,18 @@ LAYER_WIDTH = 8
 FWD_IN, FWD_OUT, RECOMPUTE_IN, RECOMPUTE_OUT, BWD_IN, BWD_OUT = range(6)
 
 _DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
+_CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
+# Names of time outside phases, by the main phases before and after it; a step starts after NONE.
+_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
+_GAPS = {
+    (NONE, FORWARD): HOST,
+    (OPTIMIZER, FORWARD): HOST,
+    (BACKWARD, FORWARD): HOST,
+    (FORWARD, FORWARD): FORWARD,
+    (FORWARD, BACKWARD): LOSS,
+    (BACKWARD, OPTIMIZER): GRADIENTS,
+    (BACKWARD, UPDATED): OPTIMIZER,
+}
 
 
 def layer_code(layer: int, edge: int) -> int:
@@ -176,3 +190,80 @@ class StepTimeline:
     def _switch(self, code: int) -> None:
         self.current = code
         self.mark(code)
+
+
+def fold_step(
+    times_ns: list[int], codes: list[int], ends_by: dict[int, int | None], exposed_ns: int = 0
+) -> Totals:
+    """Return the times of one step from its edges: every nanosecond is in one phase or in none.
+
+    `ends_by` maps a layer to the one whose backward begins where it ends; in the last `exposed_ns` of
+    backward nothing was computed.
+    """
+    step = Totals()
+    step.steps, step.wall_ns = 1, times_ns[-1] - times_ns[0]
+    step.samples.add(step.wall_ns)
+    phases_ns, layers = step.phases_ns, _Layers(step, ends_by)
+    # A loop that updates its weights itself may work on plain tensors, whose forward no hook sees.
+    gaps = _GAPS | {(NONE, BACKWARD): FORWARD} if UPDATED in codes else _GAPS
+    current, since_ns = NONE, times_ns[0]
+    last_main, open_ns = NONE, 0  # time outside phases since then, until the next main phase names it
+    for time_ns, code in zip(times_ns, codes, strict=True):
+        if code >= LAYER_BASE:
+            layers.add_edge(time_ns, code - LAYER_BASE)
+            continue
+        if code == BACKWARD_DONE:
+            layers.end_backward(time_ns - exposed_ns)
+            continue
+        if current in (NONE, AFTER_FORWARD):
+            open_ns += time_ns - since_ns
+        else:
+            phases_ns[current] += time_ns - since_ns
+        # With `zero_grad` before forward or backward, the gap ends with those.
+        if code in _MAIN and (code != OPTIMIZER or last_main == BACKWARD):
+            if open_ns and (last_main, code) in gaps:
+                phases_ns[gaps[last_main, code]] += open_ns
+            last_main, open_ns = code, 0
+        current, since_ns = NONE if code == UPDATED else code, time_ns
+    if open_ns and last_main == OPTIMIZER and FORWARD in phases_ns:
+        phases_ns[HOST] += open_ns
+    return step
+
+
+class _Layers:
+    """Layers between their edges; recomputation is not counted as backward."""
+
+    def __init__(self, step: Totals, ends_by: dict[int, int | None]) -> None:
+        self._totals_ns = {
+            FWD_OUT: step.forward_ns,
+            BWD_OUT: step.backward_ns,
+            RECOMPUTE_OUT: step.recompute_ns,
+        }
+        self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSED_BY.values()}
+        self._backward = self._since[BWD_OUT]
+        self._ends_by = ends_by
+
+    def add_edge(self, time_ns: int, code: int) -> None:
+        layer, edge = divmod(code, LAYER_WIDTH)
+        closing = _CLOSED_BY.get(edge)
+        if closing is None:
+            self._close(layer, edge, time_ns)
+            return
+        if edge == BWD_IN and self._backward:
+            for other in [open_ for open_ in self._backward if self._ends_by.get(open_) == layer]:
+                self._close(other, BWD_OUT, time_ns)
+        self._since[closing][layer] = time_ns
+
+    def end_backward(self, time_ns: int) -> None:
+        """Close the layers whose input needs no gradient."""
+        for layer, since_ns in list(self._backward.items()):
+            self._close(layer, BWD_OUT, max(since_ns, time_ns))
+
+    def _close(self, layer: int, edge: int, time_ns: int) -> None:
+        started = self._since[edge].pop(layer, None)
+        if started is None:
+            return
+        self._totals_ns[edge][layer] += time_ns - started
+        if edge == RECOMPUTE_OUT:
+            for other in self._backward:
+                self._backward[other] += time_ns - started

@@ -20,15 +20,15 @@ _CONTENT = {
     "stepgrade.model.scorecard.Scorecard": ("scorecard", "blocks"),
     "stepgrade.model.comparison.GateReport": ("gate", "blocks"),
     "stepgrade.compare.parity.ParityReport": ("parity", "blocks"),
-    "stepgrade.compare.matrix.ParityMatrix": ("parity", "matrix_blocks"),
+    "stepgrade.compare.parity.ParityMatrix": ("parity", "matrix_blocks"),
     "stepgrade.inspection.Inspection": ("inspection", "blocks"),
     "stepgrade.hardware.catalogue.DeviceTable": ("hardware", "device_table"),
     "stepgrade.hardware.setup.DeviceFacts": ("hardware", "device"),
     "stepgrade.hardware.detect.Detection": ("hardware", "detection"),
     "stepgrade.hardware.measure.Measured": ("hardware", "measurement"),
-    "stepgrade.compare.repeats.Repeats": ("repeats", "blocks"),
+    "stepgrade.compare.runs.Repeats": ("comparison", "repeats"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
-    "stepgrade.hardware.plan_table.PlanTable": ("memory", "plans"),
+    "stepgrade.hardware.planner.PlanTable": ("hardware", "plans"),
     "stepgrade.whatif.answers.WhatIf": ("whatif", "blocks"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")
@@ -42,11 +42,10 @@ def render(
     color: bool = False,
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> str:
-    """Return a result as text in one of FORMATS; gate reports also in GATE_FORMATS.
+    """Return a result as text: terminal, markdown or json; for scorecards, comparisons and gates also html.
 
-    `width` and `color` are for the terminal; `flags` renames parameters in notes. Only scorecards,
-    comparisons and gate reports have HTML. All formats but terminal and JSON shorten paths. Raise BadOption
-    for anything else.
+    Gate reports can also be junit, github, sarif or badge; anything else raises BadOption. `width` and
+    `color` are for the terminal; `flags` renames parameters in notes. Only terminal and json show full paths.
     """
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
     found = next((_CONTENT[name] for name in names if name in _CONTENT), None)
@@ -71,12 +70,13 @@ def render(
             raise BadOption(
                 "only scorecards, comparisons and gate reports have an HTML page", hint="Markdown shows it"
             )
-        from stepgrade.report.html import page_of
+        from stepgrade.report.html.page import page_of
 
         return page_of(kind, result, flags)
     if to not in ("terminal", "markdown"):
-        writer = import_module(f"stepgrade.report.{to}")
-        text: str = writer.render(result) if to == "badge" else writer.render(result, flags)
+        from stepgrade.report import ci
+
+        text: str = getattr(ci, to)(result, flags)
         return text
     choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
     choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)

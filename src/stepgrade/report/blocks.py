@@ -8,16 +8,20 @@ A page has blocks of its own besides (`report/figures.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from stepgrade.units import show_share
 
 Only = Literal["brief", "full", "text", "page", "document"] | None
 TERMINAL: tuple[Only, ...] = (None, "brief", "text")
 MARKDOWN: tuple[Only, ...] = (None, "full", "text", "document")
 HTML: tuple[Only, ...] = (None, "page", "document")
 # How a page draws the cells of a column.
+ROWS_KEPT = 100  # of a table in a document
 Look = Literal["", "name", "isolated", "number", "strong", "prose", "verdict", "severity"]
 
 
@@ -47,7 +51,7 @@ class Heading(Struct, frozen=True):
 
 
 class Paragraph(Struct, frozen=True):
-    """Text in a style ("title" is bold in documents), wrapped at an indent; `mark` stands before it.
+    """Text in a style ("title" is bold in documents), wrapped at an indent; `mark` comes before it.
 
     On a page the text may go on with a `name` from a file and what is `after` it.
     """
@@ -65,7 +69,7 @@ class Paragraph(Struct, frozen=True):
 class Badge(Struct, frozen=True):
     """The answer in a word, with what it means beside it and `lines` below.
 
-    `scale` (0 to 1) is drawn as a place on a line with `marks` at their shares. A page has `title` beside
+    `scale` (0 to 1) is drawn as a point on a line with `marks` at their shares. A page has `title` beside
     it, in which every second part is a name from a file, and `points` below.
     """
 
@@ -104,7 +108,7 @@ class Facts(Struct, frozen=True):
 
 
 class Bar(Struct, frozen=True):
-    """One row of bars: `length` is drawn, `figures` stand beside it; a document has `cells` instead."""
+    """One row of bars: `length` is drawn, `figures` are beside it; a document has `cells` instead."""
 
     name: str
     length: float
@@ -165,7 +169,7 @@ class Table(Struct, frozen=True):
 
 
 class Bullet(Struct, frozen=True):
-    """One point of a list; `label` stands before the text in a document, `mark` in a terminal."""
+    """One point of a list; `label` comes before the text in a document, `mark` in a terminal."""
 
     text: str
     mark: str = "·"
@@ -196,7 +200,7 @@ class Chart(Struct, frozen=True):
 
 
 class Differences(Struct, frozen=True):
-    """How the circumstances of two runs differ: before every figure, for it decides what they mean."""
+    """How the setups of two runs differ; shown first, because it decides what the figures mean."""
 
     headline: str
     texts: tuple[str, ...]
@@ -216,20 +220,25 @@ def facts(rows: dict[str, str], width: int = 12, header: tuple[str, str] = ("Wha
     return Facts(tuple(Fact(name, text) for name, text in rows.items()), width=width, header=header)
 
 
-def shorten(rows: Iterable[Bar], shown: int, rest: Bar | None = None) -> tuple[Bar, ...]:
-    """Return rows of which a terminal draws the first `shown`, and `rest` for the others."""
-    every = tuple(rows)
-    hidden = tuple(
-        Bar(row.name, row.length, row.figures, row.cells, row.narrow, only="full") for row in every[shown:]
-    )
-    return (*every[:shown], *hidden, *((rest,) if rest is not None else ()))
+def share_bar(name: str, length: float, amount: str, share: float, width: int = 9) -> Bar:
+    """Return a bar with an amount, right-aligned in `width` cells, and its share of the whole."""
+    return Bar(name, length, f"{amount:>{width}} {show_share(share):>7}", (amount, show_share(share)))
 
 
-def more(count: int, shown: int, kept: int) -> tuple[Paragraph, ...]:
-    """Return the line under a list of `count` rows of which a terminal shows `shown`, a document `kept`."""
-    left: tuple[tuple[int, Only], ...] = ((count - shown, "brief"), (count - kept, "full"))
-    return tuple(
-        Paragraph(f"{number:,} more in the JSON", style="dim", only=only)
-        for number, only in left
-        if number > 0
-    )
+def shorten(rows: Iterable[Bar], shown: int) -> tuple[Bar, ...]:
+    """Return rows of which a terminal draws the first `shown`."""
+    return tuple(row if index < shown else replace(row, only="full") for index, row in enumerate(rows))
+
+
+def bar_table(
+    heading: Heading, bars: Bars, shown: int, *, kept: int = ROWS_KEPT, count: int = 0
+) -> Iterator[Block]:
+    """Yield bars under a heading: a terminal draws `shown` of them, a document `kept`, of `count` in all."""
+    only: Only = None if shown else "full"
+    yield replace(heading, only=only)
+    yield replace(bars, rows=shorten(bars.rows[:kept], shown), only=only)
+    count = count or len(bars.rows)
+    rest: tuple[tuple[int, Only], ...] = ((count - shown, "brief"), (count - kept, "full"))
+    for left, where in rest:
+        if shown and left > 0:
+            yield Paragraph(f"{left:,} more in the JSON", style="dim", only=where)

@@ -11,16 +11,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from stepgrade.model.comparison import StepChange
-from stepgrade.model.finding import Finding
-from stepgrade.model.layers import LayerStep, ModuleStep
 from stepgrade.model.memory import Memory
-from stepgrade.model.operations import Operation
+from stepgrade.model.operations import LayerStep, ModuleStep, Operation
 from stepgrade.model.profile import RankRow
-from stepgrade.model.scorecard import StepStats
+from stepgrade.model.scorecard import Finding, StepStats
 from stepgrade.model.step_view import StepView
 from stepgrade.report.blocks import HTML, Block, Column, Heading, Paragraph, Space, Table, Title
-from stepgrade.scoring.roofline import Roofline
-from stepgrade.scoring.standing import Standing, Tail
+from stepgrade.scoring.charts import Roofline, Standing, Tail
 
 
 class Figure(Struct, frozen=True):
@@ -100,7 +97,7 @@ class FallRow(Struct, frozen=True, kw_only=True):
 
 
 class Diverging(Figure, frozen=True):
-    """Bars to both sides of a middle line, which reach at least so far on both."""
+    """Bars on both sides of a middle line; the axis reaches at least `least_reach` each way."""
 
     rows: tuple[FallRow, ...]
     least_reach: float = 0.0
@@ -126,7 +123,7 @@ class Gaps(Figure, frozen=True):
 
 
 class FindingRow(Struct, frozen=True, kw_only=True):
-    """A finding with what it may bring, its evidence in words, and a link to where it can be seen."""
+    """A finding with its gain, its evidence in words, and a link to the trace."""
 
     finding: Finding
     gain: str
@@ -135,7 +132,7 @@ class FindingRow(Struct, frozen=True, kw_only=True):
 
 
 class FindingList(Figure, frozen=True):
-    """Findings in full; or in brief, as what to do first, with how many `more` there are."""
+    """Findings in full, or a brief to-do list that says how many `more` there are."""
 
     rows: tuple[FindingRow, ...]
     is_brief: bool = False

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepgrade.model.comparison import RATES
-from stepgrade.model.run import LevelChange, RunRow, Trend
+from stepgrade.model.comparison import RATES, RunRow, Trend
 from stepgrade.report.blocks import Chart, Column, Heading, Paragraph, Space, Table, Title, bullets
 from stepgrade.report.content.comparison import show_metric
-from stepgrade.report.names import json_text, shortened
+from stepgrade.report.names import json_text, plural, shortened
 from stepgrade.report.terminal import write
-from stepgrade.report.words import plural
 from stepgrade.units import MISSING, show_count, show_delta
 
 FORMATS = ("terminal", "json")
@@ -35,17 +33,10 @@ def render_runs(runs: Sequence[RunRow], to: str, *, width: int = 80, color: bool
     rows = []
     for run in runs:
         rate = next((name for name in RATES if name in run.metrics), RATES[0])
-        rows.append(
-            (
-                str(run.id),
-                shortened(run.added_at[:16], 16),
-                shortened(run.branch or MISSING, 12),
-                _short(run.commit),
-                shortened(run.grade, 8),
-                show_metric("step_time_ms", run.metrics.get("step_time_ms")),
-                show_metric(rate, run.metrics.get(rate)),
-            )
-        )
+        metrics = (show_metric(name, run.metrics.get(name)) for name in ("step_time_ms", rate))
+        branch, grade = shortened(run.branch or MISSING, 12), shortened(run.grade, 8)
+        added = shortened(run.added_at[:16], 16)
+        rows.append((str(run.id), added, branch, _short(run.commit), grade, *metrics))
     count = Paragraph(plural(len(runs), "run"), style="dim", indent=0)
     return write((Table(columns, tuple(rows), indent=0, is_cut=True), count), width=width, color=color)
 
@@ -58,25 +49,22 @@ def render_trend(trend: Trend, to: str, *, width: int = 80, color: bool = False)
     runs = f"{show_count(len(trend.points))} runs"
     values = tuple(point.value for point in trend.points)
     ends = show_metric(trend.metric, max(values)), show_metric(trend.metric, min(values))
-    sentences = [_sentence(trend.metric, change) for change in trend.changes]
+    sentences = []
+    for change in trend.changes:
+        last, first = _short(change.last_commit), _short(change.first_commit)
+        before = f"run {change.last.id} ({last})" if change.last_commit else f"run {change.last.id}"
+        after = f"run {change.first.id} ({first})" if change.first_commit else f"run {change.first.id}"
+        commits = f"; commits {last}..{first}" if change.last_commit and change.first_commit else ""
+        moved = f"{show_metric(trend.metric, change.before)} to {show_metric(trend.metric, change.after)}"
+        sentences.append(f"{moved} ({show_delta(change.change)}) between {before} and {after}{commits}")
     blocks = (
         Title("", f"{trend.metric}{where} · {runs} · fingerprint {trend.digest}"),
         Space(),
         Chart(values, ends, tuple(change.index for change in trend.changes)),
-        Heading("Changes of level"),
+        Heading("Level changes"),
         bullets(sentences) if sentences else Paragraph("none"),
     )
     return write(blocks, width=width, color=color)
-
-
-def _sentence(metric: str, change: LevelChange) -> str:
-    """Return a change of level with the runs and commits between which it happened."""
-    last, first = (_short(commit) for commit in (change.last_commit, change.first_commit))
-    before = f"run {change.last.id} ({last})" if change.last_commit else f"run {change.last.id}"
-    after = f"run {change.first.id} ({first})" if change.first_commit else f"run {change.first.id}"
-    commits = f"; commits {last}..{first}" if change.last_commit and change.first_commit else ""
-    moved = f"{show_metric(metric, change.before)} to {show_metric(metric, change.after)}"
-    return f"{moved} ({show_delta(change.change)}) between {before} and {after}{commits}"
 
 
 def _short(commit: str | None) -> str:

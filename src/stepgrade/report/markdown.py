@@ -60,10 +60,10 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
                 block.header, [(escaped(row.name), *(escaped(cell) for cell in row.cells)) for row in drawn]
             )
         case Table():
-            shown = [place for place, column in enumerate(block.columns) if column.only in MARKDOWN]
-            columns = [block.columns[place] for place in shown]
+            shown = [index for index, column in enumerate(block.columns) if column.only in MARKDOWN]
+            columns = [block.columns[index] for index in shown]
             heads = [column.title or column.head.capitalize() for column in columns]
-            rows = [[escaped(row[place], _TEXT_CELLS) for place in shown] for row in block.rows]
+            rows = [[escaped(row[index], _TEXT_CELLS) for index in shown] for row in block.rows]
             return _table(heads, rows, [column.right for column in columns])
         case Bullets():
             return [

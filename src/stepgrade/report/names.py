@@ -1,10 +1,12 @@
-"""Names from strangers' files as harmless text: nothing in them reaches a terminal or a page as code."""
+"""Names from untrusted files as harmless text, and the words of the reports."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
+
+from stepgrade.units import MISSING
 
 # Control characters (C0, DEL, C1), line separators, those without width, fillers that look like a blank,
 # marks that change the direction of writing, and the two that are no characters, which XML refuses.
@@ -14,7 +16,7 @@ _UNPRINTABLE = (
     "\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _PLAIN = bytes(range(0x20, 0x7F))
-# What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
+# What CI systems obey anywhere in a line: Azure's and TeamCity's commands, and GitHub's old ones.
 _COMMAND = r"##(?=\w*\[)"
 # What GitHub obeys at the beginning of a line.
 _LINE_COMMAND = r"(?m)^([^\S\n]*)::"
@@ -27,14 +29,14 @@ _NO_CELL = frozenset({"Cf", "Me", "Mn"})
 
 
 def printable(name: str) -> str:
-    """Return `name` on one line, with everything spelt out that could act on a terminal or on a CI system."""
+    """Return `name` on one line, with everything escaped that a terminal or CI system could act on."""
     if "##" in name:
         name = re.sub(_COMMAND, r"#\\x23", name)
     return name if name.isascii() and name.isprintable() else re.sub(_UNPRINTABLE, _spelt, name)
 
 
 def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
-    """Return a text of many lines in which no name at the beginning of a line commands a CI system."""
+    """Return lines with the commands escaped that GitHub would run at the start of a line."""
     return re.sub(_LINE_COMMAND, lambda match: match[1] + spelt, lines) if "::" in lines else lines
 
 
@@ -61,7 +63,7 @@ def _whole_words(part: str, text: str) -> str:
     return part[:end] if end > len(part) // 2 else part
 
 
-def told_apart(names: Sequence[str], width: int) -> list[str]:
+def distinguishable(names: Sequence[str], width: int) -> list[str]:
     """Return names of at most `width` cells: of words that all have, only as many as there is room for."""
     names = [printable(name) for name in names]
     if all(_fits(name, width) for name in names) or len(set(names)) < len(names):
@@ -110,12 +112,12 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _fits(text: str, width: int) -> bool:
-    """Tell whether text takes at most `width` cells; a name of megabytes is looked at no further."""
+    """Return whether text takes at most `width` cells, without reading all of a huge name."""
     return len(_front(text, width)) == len(text)
 
 
 def markdown(text: str, limit: int = 200) -> str:
-    """Return text that Markdown shows as it is, also inside a table."""
+    """Return text that Markdown shows literally, also inside a table."""
     return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
 
 
@@ -149,10 +151,41 @@ def _cell(character: str) -> int:
 
 
 def _front(text: str, width: int, start: int = 0) -> str:
-    """Return as much of the text from `start` on as fits."""
+    """Return the longest part of the text from `start` that fits."""
     if text.isascii():
         return text[start : start + max(width, 0)]
     end, used = start, 0
     while end < len(text) and (used := used + _cell(text[end])) <= width:
         end += 1
     return text[start:end]
+
+
+BOTTLENECKS = {
+    "transfer": "Copies between host and device",
+    "launch": "Launching work from the host",
+    "compute": "Arithmetic",
+    "memory_bw": "Memory bandwidth",
+    "input": "Waiting for input",
+    "communication": "Communication",
+    "host": "Host work",
+    "unknown": "Not known",
+}
+ROOFS = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
+BASES = {"data_sheet": "data sheet", "measured": "measured", "given": "given"}
+GRADE_MEANINGS = {
+    "A": "close to what the hardware allows",
+    "B": "good, with room left",
+    "C": "well below what the hardware allows",
+    "D": "far below what the hardware allows",
+    "F": "most of the hardware is not used",
+}
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def joined(*parts: str | None) -> str:
+    """Return the known parts, with dots between."""
+    return " · ".join(part for part in parts if part and part != MISSING)

@@ -1,4 +1,4 @@
-"""Reports that are passed on hold no path of the machine that wrote them: home, user and mount stay there.
+"""Reports to share contain no paths of the machine that wrote them: home, user and mount are removed.
 
 A path is shown from the topmost folder on that has a file in the report: of /home/me/proj/train.py and
 /home/me/proj/pkg/model.py that is train.py and pkg/model.py. What is for the user alone, the terminal and the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import Struct, structs
@@ -27,8 +27,16 @@ class OwnPaths:
     """How the paths in a result are shown to others."""
 
     def __init__(self, result: object) -> None:
+        texts: list[str] = []
+
+        def collect(shown: str) -> str:
+            if "/" in shown or "\\" in shown:
+                texts.append(shown)
+            return shown
+
+        _mapped(result, collect)
         folders: set[str] = set()
-        for text in _texts(result):
+        for text in texts:
             for name in text.split(", "):
                 ends = map(_TO_AN_ENDING.match, _LIKE_A_PATH.findall(name))
                 paths = [name] if _WHOLE.fullmatch(name) else [path[0] for path in ends if path]
@@ -53,39 +61,28 @@ class OwnPaths:
 
     def without(self, value: _T) -> _T:
         """Return a result, or a part of one, with its texts as others may see them."""
-        changed: Any = value
-        if isinstance(value, str):
-            changed = self.short(value)
-        elif isinstance(value, Struct):
-            new = {
-                name: self.without(old) for name in value.__struct_fields__ if (old := getattr(value, name))
-            }
-            new = {name: one for name, one in new.items() if one is not getattr(value, name)}
-            changed = structs.replace(value, **new) if new else value
-        elif isinstance(value, dict):
-            changed = {self.without(key): self.without(one) for key, one in value.items()}
-        elif isinstance(value, list | tuple) and not all(isinstance(one, int | float) for one in value):
-            parts = [self.without(one) for one in value]
-            changed = type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
-        return changed  # type: ignore[no-any-return]
+        return _mapped(value, self.short)
+
+
+def _mapped(value: _T, change: Callable[[str], str]) -> _T:
+    """Return a result, or a part of one, with every text in it changed."""
+    changed: Any = value
+    if isinstance(value, str):
+        changed = change(value)
+    elif isinstance(value, Struct):
+        new = {
+            name: _mapped(old, change) for name in value.__struct_fields__ if (old := getattr(value, name))
+        }
+        new = {name: part for name, part in new.items() if part is not getattr(value, name)}
+        changed = structs.replace(value, **new) if new else value
+    elif isinstance(value, dict):
+        changed = {_mapped(key, change): _mapped(part, change) for key, part in value.items()}
+    elif isinstance(value, list | tuple) and not all(isinstance(part, int | float) for part in value):
+        parts = [_mapped(part, change) for part in value]
+        changed = type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    return changed  # type: ignore[no-any-return]
 
 
 def without_own_paths(result: _T) -> _T:
     """Return a result as it may be passed on."""
     return OwnPaths(result).without(result)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield every text in a result that may hold a path."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            if "/" in one or "\\" in one:
-                yield one
-        elif isinstance(one, Struct):
-            waiting += [getattr(one, name) for name in one.__struct_fields__]
-        elif isinstance(one, dict):
-            waiting += [*one, *one.values()]
-        elif isinstance(one, list | tuple) and not all(isinstance(part, int | float) for part in one):
-            waiting += one

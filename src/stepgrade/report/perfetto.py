@@ -6,17 +6,18 @@ are made in columns: the bytes of all packets side by side, with a mask of those
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stepgrade.model.events import NONE, Longs, Trace
-from stepgrade.model.finding import Finding
-from stepgrade.model.scorecard import UNGRADED, Scorecard
-from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track
+from stepgrade.model.scorecard import UNGRADED, Finding, Scorecard
+from stepgrade.model.tracks import RanksTogether, RankTracks, Track
 from stepgrade.protobuf import encode_field as _field
 from stepgrade.protobuf import encode_varint as _varint
 from stepgrade.report.content.scorecard import gain, grade_badge
@@ -37,12 +38,12 @@ _BOOT_CLOCK, _OWN_CLOCK = 6, 64
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _IN_ORDER = 3  # of tracks: as their ranks say
 _BYTES_UNIT = 3
-# Fields of packets and of what is in them.
+# Fields of packets and their messages.
 _PACKET, _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED = 1, 6, 8, 10, 11, 12
 _FLAGS, _DEFAULTS, _CLOCK_ID, _DESCRIPTOR = 13, 59, 58, 60
 _CATEGORY_IID, _ANNOTATION, _TYPE, _NAME_IID, _TRACK, _NAME = 3, 4, 9, 10, 11, 23
 _COUNTER_VALUE, _FLOW = 30, 47
-_OPERATION_IID, _STEP_IID = 1, 2  # names of what is told of a slice
+_OPERATION_IID, _STEP_IID = 1, 2  # names of the notes on a slice
 # Tracks of the whole run, and of each rank: room for the tracks in it.
 _RUN, _FINDINGS = 1, 2
 _OF_RANK = 32
@@ -57,6 +58,14 @@ class Shown(NamedTuple):
     dur_ns: int
 
 
+class _Head(NamedTuple):
+    """What is kept of a rank once its events are written."""
+
+    rank: RankTracks  # without its events
+    extent: tuple[int, int]  # from its first event to its last
+    tracks: tuple[tuple[str, str], ...]  # kind and name of each
+
+
 def write(card: Scorecard, traces: Iterable[Trace], out: BinaryIO) -> Shown | None:
     """Write the traces of a run's ranks with what was found in them; each is taken in turn and not kept."""
     collector = RankCollector()
@@ -64,77 +73,43 @@ def write(card: Scorecard, traces: Iterable[Trace], out: BinaryIO) -> Shown | No
     card = paths.without(card)
     heads: list[_Head] = []
     with tempfile.TemporaryFile() as spool:
-        for place, rank in enumerate(map(collector.add, traces)):
-            heads.append(_Head.of(rank)._replace(file=paths.short(rank.file)))
-            for part in _rank_packets(rank, place, heads[-1].extent[0]):
-                spool.write(part)
+        for index, rank in enumerate(map(collector.add, traces)):
+            ends = [int((track.start_ns + track.dur_ns).max()) for track in rank.tracks if len(track.label)]
+            begins = [int(track.start_ns.min()) for track in rank.tracks if len(track.label)]
+            begins += [int(counter.at_ns.min()) for counter in rank.counters if len(counter.at_ns)]
+            extent = min(begins, default=0), max(ends, default=0)
+            counters = (("counter", counter.name) for counter in rank.counters)
+            names = (*((track.kind, track.name) for track in rank.tracks), *counters)
+            kept = structs.replace(rank, file=paths.short(rank.file), strings=[], tracks=(), counters=())
+            heads.append(_Head(kept, extent, names))
+            spool.writelines(_rank_packets(rank, index, extent[0]))
             del rank
         together = collector.together()
-        clock = _Clock.of(heads, together)
-        out.write(_clocks(clock))
-        out.write(_run_packets(card, heads, together, clock))
-        spool.seek(0)
-        while part := spool.read(_COPY_BYTES):
-            out.write(part)
-    first = next((head for head in heads if head.typical_step is not None), None)
-    if first is None or first.typical_step is None:
-        return None
-    start, dur = first.typical_step
-    return Shown(clock.zeros[heads.index(first)] + start - first.extent[0], dur)
-
-
-class _Head(NamedTuple):
-    """What is kept of a rank's tracks once they are written."""
-
-    file: str
-    base_ns: int
-    file_zero_ns: int
-    extent: tuple[int, int]  # from its first event to its last
-    tracks: tuple[tuple[str, str], ...]  # kind and name of each
-    longest: dict[str, tuple[int, int]]
-    typical_step: tuple[int, int] | None
-
-    @classmethod
-    def of(cls, rank: RankTracks) -> _Head:
-        ends = [int((track.start_ns + track.dur_ns).max()) for track in rank.tracks if len(track.label)]
-        begins = [int(track.start_ns.min()) for track in rank.tracks if len(track.label)]
-        begins += [int(counter.at_ns.min()) for counter in rank.counters if len(counter.at_ns)]
-        return cls(
-            file=rank.file,
-            base_ns=rank.base_ns,
-            file_zero_ns=rank.file_zero_ns,
-            extent=(min(begins, default=0), max(ends, default=0)),
-            tracks=(
-                *((track.kind, track.name) for track in rank.tracks),
-                *(("counter", counter.name) for counter in rank.counters),
-            ),
-            longest=rank.longest,
-            typical_step=rank.typical_step,
-        )
-
-
-class _Clock(NamedTuple):
-    """The clock that all ranks are shown on. Nothing happens before 0, where Perfetto has no times."""
-
-    zeros: tuple[int, ...]  # where the first event of each rank is
-    lift_ns: int  # what is added to the times that ranks share
-
-    @classmethod
-    def of(cls, heads: list[_Head], together: RanksTogether) -> _Clock:
+        # All ranks are on one clock, where nothing happens before 0: Perfetto has no such times.
         zeros = [
-            head.base_ns - offset + head.extent[0]
+            head.rank.base_ns - offset + head.extent[0]
             for head, offset in zip(heads, together.offsets_ns, strict=True)
         ]
-        waits = (at for wait in together.waits for at in (wait.start_ns, wait.until_ns))
-        lift = -min(0, *zeros, *waits)
-        return cls(tuple(zero + lift for zero in zeros), lift)
+        lift_ns = -min(0, *zeros, *(at for wait in together.waits for at in (wait.start_ns, wait.until_ns)))
+        zeros = [zero + lift_ns for zero in zeros]
+        for part in _run_packets(card, heads, together, zeros):
+            out.write(part)
+        for part in _wait_packets(together, lift_ns):
+            out.write(part)
+        spool.seek(0)
+        shutil.copyfileobj(spool, out, _COPY_BYTES)
+    for zero, head in zip(zeros, heads, strict=True):
+        if head.rank.typical_step is not None:
+            start, dur = head.rank.typical_step
+            return Shown(zero + start - head.extent[0], dur)
+    return None
 
 
-def _uuid(place: int, track: int = 0) -> int:
-    return (place + 1 << _OF_RANK) + track
+def _uuid(index: int, track: int = 0) -> int:
+    return (index + 1 << _OF_RANK) + track
 
 
-# --- One packet at a time: what is written once for a rank, a wait or a finding.
+# --- One packet at a time: ranks, waits and findings.
 
 
 def _packet(*fields: bytes, sequence: int = 1) -> bytes:
@@ -142,7 +117,7 @@ def _packet(*fields: bytes, sequence: int = 1) -> bytes:
 
 
 def _descriptor(uuid: int, name: str, parent: int = 0, *, rank: int = 0, more: bytes = b"") -> bytes:
-    """Return a track; what is in it is in the order of the ranks given."""
+    """Return a track; `rank` is its position in its parent."""
     fields = [
         _field(1, uuid),
         _field(2, shortened(name, _NAME_CELLS)),
@@ -155,14 +130,14 @@ def _descriptor(uuid: int, name: str, parent: int = 0, *, rank: int = 0, more: b
 
 
 def _slice(
-    track: int, span: tuple[int, int], name: str, told: dict[str, str], flows: Iterable[int] = ()
+    track: int, span: tuple[int, int], name: str, notes: dict[str, str], flows: Iterable[int] = ()
 ) -> bytes:
-    """Return the beginning and the end of a slice with what is told of it; flows join slices by arrows."""
+    """Return the beginning and the end of a slice with its notes; flows join slices by arrows."""
     start, dur = span
     event = [_field(_TYPE, _BEGIN), _field(_TRACK, track), _field(_NAME, shortened(name, _NAME_CELLS))]
     event += [
         _field(_ANNOTATION, _field(10, key) + _field(6, shortened(text)))
-        for key, text in told.items()
+        for key, text in notes.items()
         if text
     ]
     event += [_varint(_FLOW << 3 | 1) + flow.to_bytes(8, "little") for flow in flows]
@@ -172,77 +147,56 @@ def _slice(
     )
 
 
-def _clocks(clock: _Clock) -> bytes:
-    """Return where the clock of each rank, 0 at its first event, begins on the one that all share."""
-    found = []
-    for place, zero in enumerate(clock.zeros):
-        clocks = [
+def _run_packets(
+    card: Scorecard, heads: list[_Head], together: RanksTogether, zeros: list[int]
+) -> Iterator[bytes]:
+    """Yield the clocks and tracks of all ranks, and the findings at the calls or stretches they are about."""
+    for index, zero in enumerate(zeros):  # each rank has a clock of its own that is 0 at its first event
+        clocks = b"".join(
             _field(1, _field(1, which) + _field(2, at))
             for which, at in ((_BOOT_CLOCK, zero), (_OWN_CLOCK, 0))
-        ]
-        found.append(
-            _packet(_field(_CLOCKS, b"".join([*clocks, _field(2, _BOOT_CLOCK)])), sequence=place + 2)
         )
-    return b"".join(found)
-
-
-def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether, clock: _Clock) -> bytes:
-    """Return the tracks of all ranks, the findings, and the waits with arrows to whom they waited for."""
-    found = [_packet(_field(_FLAGS, _STATE_CLEARED))]
-    begin = min(clock.zeros, default=0)
-    ends = (zero + head.extent[1] - head.extent[0] for zero, head in zip(clock.zeros, heads, strict=True))
+        yield _packet(_field(_CLOCKS, clocks + _field(2, _BOOT_CLOCK)), sequence=index + 2)
+    yield _packet(_field(_FLAGS, _STATE_CLEARED))
+    begin = min(zeros, default=0)
+    ends = (zero + head.extent[1] - head.extent[0] for zero, head in zip(zeros, heads, strict=True))
     whole = begin, max(ends, default=begin) - begin
-    found.append(_descriptor(_RUN, "stepgrade: the run", rank=0))
-    told = {
+    yield _descriptor(_RUN, "stepgrade: the run", rank=0)
+    notes = {
         "bottleneck": card.bottleneck,
         "step": "" if card.step_time_ms is None else show_ms(card.step_time_ms),
         "clock": together.basis,
         "files": ", ".join(card.source.files[:8]),
     }
     title = "not graded" if card.grade == UNGRADED else f"{card.grade}: {grade_badge(card, {}).headline}"
-    found.append(_slice(_RUN, whole, title, told))
+    yield _slice(_RUN, whole, title, notes)
     for number, finding in enumerate(card.findings):
-        uuid = _FINDINGS + number
-        found.append(_descriptor(uuid, f"{finding.severity}: {finding.rule}", _RUN, rank=number))
-        found.append(_slice(uuid, whole, finding.claim, _told_of(finding)))
-    for place, head in enumerate(heads):
-        found += _rank_descriptors(place, head, together)
-        found += _pins(card, place, head, clock.zeros[place])
-    found += _wait_packets(together, clock.lift_ns)
-    return b"".join(found)
-
-
-def _rank_descriptors(place: int, head: _Head, together: RanksTogether) -> Iterator[bytes]:
-    number, group = together.ranks[place], _uuid(place)
-    name = f"rank {number}" if len(together.ranks) > 1 else "the rank"
-    yield _descriptor(group, f"{name}: {head.file}", rank=place + 1)
-    for track, (kind, title) in enumerate(head.tracks):
-        more = _field(8, _field(3, _BYTES_UNIT)) if kind == "counter" else b""
-        yield _descriptor(group + _FIRST_TRACK + track, title, group, rank=_FIRST_TRACK + track, more=more)
-
-
-def _pins(card: Scorecard, place: int, head: _Head, zero_ns: int) -> Iterator[bytes]:
-    """Yield what findings are about at the places where it is: a stretch of the ledger, or a call."""
-    group, shift = _uuid(place), zero_ns - head.extent[0]
+        yield from _finding_packets(_FINDINGS + number, _RUN, number, finding, whole)
     spans = {op.name: op.longest for op in card.operations if op.longest is not None}
-    for number, finding in enumerate(card.findings):
-        named = next(
-            (text for text in finding.evidence.values() if isinstance(text, str) and text in spans), None
-        )
-        at = None
-        if named is not None and card.source.files[spans[named].file] == head.file:
-            at = spans[named].start_ns - head.file_zero_ns, spans[named].dur_ns
-        elif named is None and finding.account is not None and finding.severity != "info":
-            at = head.longest.get(finding.account)
-        if at is not None and shift + at[0] >= 0:
-            uuid = group + _PINNED + number
-            yield _descriptor(uuid, f"{finding.severity}: {finding.rule}", group, rank=_PINNED + number)
-            yield _slice(uuid, (shift + at[0], at[1]), finding.claim, _told_of(finding))
+    for index, (head, zero) in enumerate(zip(heads, zeros, strict=True)):
+        group, shift = _uuid(index), zero - head.extent[0]
+        name = f"rank {together.ranks[index]}" if len(together.ranks) > 1 else "the rank"
+        yield _descriptor(group, f"{name}: {head.rank.file}", rank=index + 1)
+        for track, (kind, title) in enumerate(head.tracks, start=_FIRST_TRACK):
+            more = _field(8, _field(3, _BYTES_UNIT)) if kind == "counter" else b""
+            yield _descriptor(group + track, title, group, rank=track, more=more)
+        for number, finding in enumerate(card.findings, start=_PINNED):
+            texts = (text for text in finding.evidence.values() if isinstance(text, str))
+            span, at = next((spans[text] for text in texts if text in spans), None), None
+            if span is not None and card.source.files[span.file] == head.rank.file:
+                at = span.start_ns - head.rank.file_zero_ns, span.dur_ns
+            elif span is None and finding.account is not None and finding.severity != "info":
+                at = head.rank.longest.get(finding.account)
+            if at is not None and shift + at[0] >= 0:
+                yield from _finding_packets(group + number, group, number, finding, (shift + at[0], at[1]))
 
 
-def _told_of(finding: Finding) -> dict[str, str]:
+def _finding_packets(
+    uuid: int, parent: int, rank: int, finding: Finding, span: tuple[int, int]
+) -> Iterator[bytes]:
+    """Yield a track with one slice for a finding."""
     evidence = ((name.replace("_", " "), str(value)) for name, value in finding.evidence.items())
-    return {
+    notes = {
         "severity": finding.severity,
         "what to do": finding.remedy,
         "gain": gain(finding),
@@ -250,6 +204,8 @@ def _told_of(finding: Finding) -> dict[str, str]:
         "where": finding.where or "",
         "evidence": ", ".join(f"{name} {value}" for name, value in evidence),
     }
+    yield _descriptor(uuid, f"{finding.severity}: {finding.rule}", parent, rank=rank)
+    yield _slice(uuid, span, finding.claim, notes)
 
 
 def _wait_packets(together: RanksTogether, lift_ns: int) -> Iterator[bytes]:
@@ -263,8 +219,8 @@ def _wait_packets(together: RanksTogether, lift_ns: int) -> Iterator[bytes]:
         of_rank.setdefault(waits[number].rank, []).append(number)
         late = arrivals.setdefault(waits[number].late, {})
         late.setdefault((waits[number].until_ns, waits[number].name), []).append(number)
-    for place, rank in enumerate(together.ranks):
-        group, own = _uuid(place), of_rank.get(rank, [])
+    for index, rank in enumerate(together.ranks):
+        group, own = _uuid(index), of_rank.get(rank, [])
         layer, dur = lay(
             np.array([waits[number].start_ns for number in own], np.int64),
             np.array([waits[number].dur_ns for number in own], np.int64),
@@ -274,29 +230,29 @@ def _wait_packets(together: RanksTogether, lift_ns: int) -> Iterator[bytes]:
             yield _descriptor(group + _WAITS + part, title, group, rank=_WAITS + part)
         for number, track, length in zip(own, layer.tolist(), dur.tolist(), strict=True):
             wait = waits[number]
-            told = {"collective": wait.name, "wait": show_ms(wait.dur_ns / NS_PER_MS)}
+            notes = {"collective": wait.name, "wait": show_ms(wait.dur_ns / NS_PER_MS)}
             span, name = (wait.start_ns + lift_ns, length), f"waits for rank {wait.late}"
-            yield _slice(group + _WAITS + track, span, name, told, [_WAIT_FLOW + number])
+            yield _slice(group + _WAITS + track, span, name, notes, [_WAIT_FLOW + number])
         if rank in arrivals:
             yield _descriptor(group + _LATE, "others wait for this rank", group, rank=_LATE)
         for (until, name), which in sorted(arrivals.get(rank, {}).items()):
             longest = max(waits[number].dur_ns for number in which)
-            told = {"collective": name, "others wait": show_ms(longest / NS_PER_MS)}
+            notes = {"collective": name, "others wait": show_ms(longest / NS_PER_MS)}
             flows = [_WAIT_FLOW + number for number in which]
-            yield _slice(group + _LATE, (until + lift_ns, 0), "arrives last", told, flows)
+            yield _slice(group + _LATE, (until + lift_ns, 0), "arrives last", notes, flows)
 
 
 # --- Many packets at once: the events of a rank.
 
 
 class _Part(NamedTuple):
-    """Some bytes of every row, and which of them a row has."""
+    """Some bytes of every row, and a mask of those that a row has."""
 
     content: Bytes
     has: Mask
 
     def where(self, present: Mask | None) -> _Part:
-        """Return it for these rows only, or for all."""
+        """Return it for these rows only; None means all."""
         return self if present is None else _Part(self.content, self.has & present[:, None])
 
     @property
@@ -311,7 +267,7 @@ def _same(content: bytes, rows: int) -> _Part:
 
 
 def _varints(values: Longs | NDArray[Any]) -> _Part:
-    """Return each number in as few groups of seven bits as it takes, as `_varint` does."""
+    """Return each number as a varint, as `_varint` does."""
     values = values.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
@@ -324,7 +280,7 @@ def _varints(values: Longs | NDArray[Any]) -> _Part:
 
 
 def _numbers(number: int, values: Longs | NDArray[Any], present: Mask | None = None) -> _Part:
-    """Return a field of whole numbers; of rows that are not `present` nothing."""
+    """Return a field of integers; rows that are not `present` have none."""
     if present is not None:
         values = np.where(present, values, 0)
     return _together(_same(_varint(number << 3), len(values)), _varints(values)).where(present)
@@ -341,7 +297,7 @@ def _message(number: int, *parts: _Part, present: Mask | None = None) -> _Part:
     return _together(head, inner).where(present)
 
 
-def _rank_packets(rank: RankTracks, place: int, begin_ns: int) -> Iterator[bytes]:
+def _rank_packets(rank: RankTracks, index: int, begin_ns: int) -> Iterator[bytes]:
     """Yield the packets of one rank, on a clock from its begin; texts come first, each of them once."""
     columns = [
         column
@@ -360,81 +316,66 @@ def _rank_packets(rank: RankTracks, place: int, begin_ns: int) -> Iterator[bytes
         text = _field(1, number + 1) + _field(2, shortened(name, _NAME_CELLS))
         interned += [_field(field, text) for field in (1, 2, 29)]
     first = _field(_FLAGS, _STATE_CLEARED) + _field(_DEFAULTS, _field(_CLOCK_ID, _OWN_CLOCK))
-    yield _packet(first, _field(_INTERNED, b"".join(interned)), sequence=place + 2)
+    yield _packet(first, _field(_INTERNED, b"".join(interned)), sequence=index + 2)
     for number, track in enumerate(rank.tracks):
-        uuid = _uuid(place, _FIRST_TRACK + number)
-        yield from _slice_packets(track, begin_ns, place, uuid)
+        uuid = _uuid(index, _FIRST_TRACK + number)
+        yield from _slice_packets(track, begin_ns, index, uuid)
     for number, counter in enumerate(rank.counters):
-        uuid = _uuid(place, _FIRST_TRACK + len(rank.tracks) + number)
-        yield from _counter_packets(counter, begin_ns, place, uuid)
+        uuid = _uuid(index, _FIRST_TRACK + len(rank.tracks) + number)
+        for start in range(0, len(counter.at_ns), _ROWS_AT_ONCE):
+            some = slice(start, start + _ROWS_AT_ONCE)
+            fixed = _same(_field(_TYPE, _COUNTER) + _field(_TRACK, uuid), len(counter.at_ns[some]))
+            event = _message(_EVENT, fixed, _numbers(_COUNTER_VALUE, counter.value[some]))
+            yield _flat(event, counter.at_ns[some] - begin_ns, index)
 
 
-def _slice_packets(track: Track, begin_ns: int, place: int, uuid: int) -> Iterator[bytes]:
+def _slice_packets(track: Track, begin_ns: int, index: int, uuid: int) -> Iterator[bytes]:
     """Yield the beginnings and ends of slices in the order in which a stack takes them."""
     count = len(track.label)
     row = np.tile(np.arange(count), 2)
     is_end = np.repeat([False, True], count)
     at = np.concatenate([track.start_ns, track.start_ns + track.dur_ns])
     is_empty = np.tile(track.dur_ns == 0, 2)
-    # Of what happens at once: ends, inner ones first; beginnings, outer ones first; what takes no time.
+    # At the same time: ends, inner ones first; beginnings, outer ones first; slices without duration.
     turn = np.where(is_empty, 2, np.where(is_end, 0, 1))
     tie = np.where(is_empty, 2 * row + is_end, np.where(is_end, -row, row))
     order = np.lexsort((tie, turn, at))
     for first in range(0, len(order), _ROWS_AT_ONCE):
         some = order[first : first + _ROWS_AT_ONCE]
-        yield _packets_of(track, row[some], is_end[some], at[some] - begin_ns, place, uuid)
-
-
-def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, uuid: int) -> bytes:
-    count, begins = len(row), ~is_end
-
-    def known(column: Longs | NDArray[Any] | None) -> Longs:
-        return np.full(count, NONE, np.int64) if column is None else column[row].astype(np.int64)
-
-    category, operation, step, launched = map(
-        known, (track.category, track.operation, track.step, track.launched)
-    )
-    has_flow = begins & (launched > 0)
-    flow = np.where(has_flow, launched + (place + 1 << 40), 0).astype("<u8").view(np.uint8).reshape(-1, 8)
-    event = _message(
-        _EVENT,
-        _numbers(_TYPE, np.where(is_end, _END, _BEGIN)),
-        _same(_field(_TRACK, uuid), count),
-        _numbers(_NAME_IID, known(track.label) + 1, begins),
-        _numbers(_CATEGORY_IID, category + 1, begins & (category >= 0)),
-        _message(
-            _ANNOTATION,
-            _same(_field(1, _OPERATION_IID), count),
-            _numbers(17, operation + 1),
-            present=begins & (operation >= 0),
-        ),
-        _message(
-            _ANNOTATION,
-            _same(_field(1, _STEP_IID), count),
-            _numbers(3, step),
-            present=begins & (step >= 0),
-        ),
-        _together(_same(_varint(_FLOW << 3 | 1), count), _Part(flow, np.ones(flow.shape, np.bool_))).where(
-            has_flow
-        ),
-    )
-    return _flat(event, at, place)
-
-
-def _counter_packets(counter: Counter, begin_ns: int, place: int, uuid: int) -> Iterator[bytes]:
-    for first in range(0, len(counter.at_ns), _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        count = len(counter.at_ns[some])
+        rows, ends, begins = row[some], is_end[some], ~is_end[some]
+        label, category, operation, step, launched = (
+            np.full(len(some), NONE) if column is None else column[rows].astype(np.int64)
+            for column in (track.label, track.category, track.operation, track.step, track.launched)
+        )
+        has_flow = begins & (launched > 0)
+        flow = np.where(has_flow, launched + (index + 1 << 40), 0).astype("<u8").view(np.uint8).reshape(-1, 8)
         event = _message(
             _EVENT,
-            _same(_field(_TYPE, _COUNTER) + _field(_TRACK, uuid), count),
-            _numbers(_COUNTER_VALUE, counter.value[some]),
+            _numbers(_TYPE, np.where(ends, _END, _BEGIN)),
+            _same(_field(_TRACK, uuid), len(some)),
+            _numbers(_NAME_IID, label + 1, begins),
+            _numbers(_CATEGORY_IID, category + 1, begins & (category >= 0)),
+            _message(
+                _ANNOTATION,
+                _same(_field(1, _OPERATION_IID), len(some)),
+                _numbers(17, operation + 1),
+                present=begins & (operation >= 0),
+            ),
+            _message(
+                _ANNOTATION,
+                _same(_field(1, _STEP_IID), len(some)),
+                _numbers(3, step),
+                present=begins & (step >= 0),
+            ),
+            _together(
+                _same(_varint(_FLOW << 3 | 1), len(some)), _Part(flow, np.ones(flow.shape, np.bool_))
+            ).where(has_flow),
         )
-        yield _flat(event, counter.at_ns[some] - begin_ns, place)
+        yield _flat(event, at[some] - begin_ns, index)
 
 
-def _flat(event: _Part, at: Longs, place: int) -> bytes:
-    """Return the packets one behind the other."""
-    tail = _field(_SEQUENCE, place + 2) + _field(_FLAGS, _NEEDS_STATE)
+def _flat(event: _Part, at: Longs, index: int) -> bytes:
+    """Return the bytes of the packets, one after the other."""
+    tail = _field(_SEQUENCE, index + 2) + _field(_FLAGS, _NEEDS_STATE)
     whole = _message(_PACKET, _numbers(_TIMESTAMP, at), event, _same(tail, len(at)))
     return whole.content[whole.has].tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.loading import profile_given
-from stepgrade.model import PhaseShare, Profile
+from stepgrade.model import Profile
 from stepgrade.readers.source import PathLike
 from stepgrade.report.names import json_text
 
@@ -24,6 +24,12 @@ def convert(profile: Profile | PathLike) -> str:
         | ({"ops": {name: profile.total(ms) for name, ms in layer.ops.items()}} if layer.ops else {})
         for layer in profile.layers
     ]
+    phases = {}
+    for phase in profile.phases:  # the three figures of contract v1, worked out from one another
+        ms, step_ms = phase.ms or 0.0, profile.mean_step_ms
+        average_ms = ms if phase.average_ms is None else phase.average_ms
+        share = phase.share if phase.share is not None else average_ms / step_ms if step_ms else 0.0
+        phases[phase.name] = {"total_ms": profile.total(ms), "pct": share * 100.0, "avg_ms": average_ms}
     document = {
         "_profiler": PROFILER,
         "work": profile.work,
@@ -32,7 +38,7 @@ def convert(profile: Profile | PathLike) -> str:
         "wall_coverage": profile.wall_coverage,
         "bottleneck": profile.claimed_bottleneck,
         "tokens_per_step": profile.tokens_per_step,
-        "phases": {phase.name: _phase(phase, profile) for phase in profile.phases},
+        "phases": phases,
         "per_layer": layers,
         # Those that the layers do not list already.
         "ops": {op.name: profile.total(op.ms or 0.0) for op in profile.operations},
@@ -41,11 +47,3 @@ def convert(profile: Profile | PathLike) -> str:
     }
     known = {key: value for key, value in document.items() if value not in (None, [])}
     return json_text(msgspec.json.encode(known).decode()) + "\n"
-
-
-def _phase(phase: PhaseShare, profile: Profile) -> dict[str, float]:
-    """Return the three figures that contract v1 asks of a phase, worked out from one another."""
-    ms, step_ms = phase.ms or 0.0, profile.mean_step_ms
-    average_ms = ms if phase.average_ms is None else phase.average_ms
-    share = phase.share if phase.share is not None else average_ms / step_ms if step_ms else 0.0
-    return {"total_ms": profile.total(ms), "pct": share * 100.0, "avg_ms": average_ms}

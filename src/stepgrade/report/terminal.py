@@ -6,9 +6,8 @@ than everything else that `stepgrade score` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from stepgrade.report.blocks import (
     TERMINAL,
@@ -81,8 +80,10 @@ class _Canvas:
 
     def draw(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if isinstance(block, Title | Space) or getattr(block, "only", "page") in TERMINAL:
-                _DRAWN_BY[type(block)](self, block)
+            if isinstance(block, Space):
+                self.line()
+            elif isinstance(block, Title) or getattr(block, "only", "page") in TERMINAL:
+                getattr(self, f"draw_{type(block).__name__.lower()}")(block)
 
     def draw_paragraph(self, block: Paragraph) -> None:
         mark = f"{block.mark} " if block.mark else ""
@@ -90,7 +91,7 @@ class _Canvas:
         self.paragraph(block.text, " " * (block.indent + block.hanging + len(mark)), first, block.style)
 
     def draw_title(self, title: Title) -> None:
-        """Draw the first line, in which a name gives way to what is around it."""
+        """Draw the first line; the name is shortened to make the rest fit."""
         if not title.before:
             return
         before, after = shortened(title.before), shortened(title.after)
@@ -106,7 +107,7 @@ class _Canvas:
         self.paragraph(text, "", style="title")
 
     def draw_badge(self, badge: Badge) -> None:
-        """Draw the answer, what it means, and its place on a scale."""
+        """Draw the answer, what it means, and its position on a scale."""
         answer = shortened(badge.text)
         first = f"  {self.style(f' {answer} ', badge.style)}  "
         indent = " " * (cells(answer) + 6)
@@ -159,7 +160,9 @@ class _Canvas:
         bar_width = max(LEAST_BAR_WIDTH, self.width - name_width - figures_width - 6)
         for name, length, figures in rows:
             shown = padded(shortened(name, name_width, at_words=at_words), name_width)
-            drawn = bar(length / longest if longest > 0 else 0.0, bar_width)
+            share = length / longest if longest > 0 else 0.0
+            full, eighths = divmod(round(max(0.0, min(1.0, share)) * bar_width * 8), 8)
+            drawn = ("█" * full + _EIGHTHS[eighths].rstrip()).ljust(bar_width)
             self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
 
     def draw_table(self, table: Table) -> None:
@@ -167,8 +170,8 @@ class _Canvas:
             self.draw(table.otherwise)
             return
         shown = [
-            (place, column)
-            for place, column in enumerate(table.columns)
+            (index, column)
+            for index, column in enumerate(table.columns)
             if column.only in TERMINAL and column.role != "group"
         ]
         columns = [column for _, column in shown]
@@ -189,8 +192,8 @@ class _Canvas:
                 if column.role == "group" and text != last:
                     self.line(self.style(shortened(text), column.style))
             texts = [
-                "" if column.role == "once" and row[place] == above[place] else shortened(row[place])
-                for place, column in shown
+                "" if column.role == "once" and row[index] == above[index] else shortened(row[index])
+                for index, column in shown
             ]
             parts, above = _filled(columns, widths, texts), list(row)
             indent, plain = " " * table.indent, "".join(parts)
@@ -224,7 +227,7 @@ class _Canvas:
         low, high = min(values), max(values)
         scale = (CHART_ROWS - 1) / (high - low) if high > low else 0.0
         grid = [[" "] * width for _ in range(CHART_ROWS)]
-        edges = [round(place * len(values) / width) for place in range(width + 1)]
+        edges = [round(index * len(values) / width) for index in range(width + 1)]
         for column, (start, end) in enumerate(pairwise(edges)):
             here = sorted(values[start:end])
             for value, sign in ((here[0], "·"), (here[-1], "·"), (here[len(here) // 2], "─")):
@@ -237,37 +240,14 @@ class _Canvas:
             self.line(f"  {label:>{margin - 3}} ┤{''.join(row)}")
 
 
-_DRAWN_BY: dict[type[Block], Callable[[_Canvas, Any], None]] = {
-    Title: _Canvas.draw_title,
-    Space: lambda canvas, _: canvas.line(),
-    Heading: _Canvas.draw_heading,
-    Paragraph: _Canvas.draw_paragraph,
-    Badge: _Canvas.draw_badge,
-    Facts: _Canvas.draw_facts,
-    Bars: _Canvas.draw_bars,
-    Table: _Canvas.draw_table,
-    Bullets: _Canvas.draw_bullets,
-    Chart: _Canvas.draw_chart,
-    Differences: _Canvas.draw_differences,
-}
-
-
 def _filled(columns: Sequence[Column], widths: Sequence[int], texts: Sequence[str]) -> list[str]:
     """Return the cells of a line filled up to their columns, each but the first with its gap before it."""
     parts = []
-    for place, (column, width, text) in enumerate(zip(columns, widths, texts, strict=True)):
+    for index, (column, width, text) in enumerate(zip(columns, widths, texts, strict=True)):
         shown = shortened(text, width) if column.fills else text
-        gap = " " * column.gap if place else ""
+        gap = " " * column.gap if index else ""
         parts.append(gap + (f"{shown:>{width}}" if column.right else padded(shown, width)))
     return parts
-
-
-def bar(share: float, width: int) -> str:
-    """Return a bar of `share` (0 to 1) of `width` cells, in eighths, filled up with spaces."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, rest = divmod(eighths, 8)
-    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
-    return drawn.ljust(width)
 
 
 def padded(text: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""A run that still goes on, in a line for a pipe and a few lines for a terminal."""
+"""A run in progress: one line for a pipe, a few lines for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALARMS_SHOWN = 4
 
 
 def facts(card: Scorecard, log: StepLog | None, silent_s: float | None) -> dict[str, str]:
-    """Return what is known of the run now, by name, in the order in which it is shown."""
+    """Return the run's current figures by name, in display order."""
     shown: dict[str, str] = {}
     last, total = (log.step[-1], log.total_steps) if log is not None and log.step else (None, None)
     if last is not None:
@@ -39,7 +39,7 @@ def facts(card: Scorecard, log: StepLog | None, silent_s: float | None) -> dict[
 
 
 def alarms(card: Scorecard, silent_s: float | None, usual_s: float | None) -> tuple[str, ...]:
-    """Return what someone should look at now: a run that stands still or diverges, and what it loses."""
+    """Return what someone should look at now: a run that stalls or diverges, and what it loses."""
     found = []
     if silent_s is not None and usual_s and silent_s > max(10.0 * usual_s, 60.0):
         found.append(f"no line for {show_ms(silent_s * 1e3)}: one comes every {show_ms(usual_s * 1e3)}")

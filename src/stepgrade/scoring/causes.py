@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from itertools import compress
 
 from msgspec import Struct
 
@@ -41,7 +41,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def is_wait(self) -> bool:
-        """Tell whether the device waits, and is not limited by its own work."""
+        """Return whether the device waits, and is not limited by its own work."""
         return self.bottleneck not in _WORK
 
     def evidence_with_line(self, profile: Profile, causes: tuple[Cause, ...]) -> tuple[str, ...]:
@@ -83,7 +83,21 @@ _SHORT_CALLS = "in calls of operations of microseconds, which count as computing
 _HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
-_ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
+_ARITHMETIC = ("gemm", "convolution", "attention")
+_RANDOM = "random"  # numbers that a processor draws one by one: work of its own, though of no class
+_CLASS_WORDS = {
+    "gemm": "matrix products",
+    "convolution": "convolutions",
+    "elementwise": "element-wise operations",
+    "norm": "norms",
+    "optimizer": "optimizer updates",
+    "embedding": "embedding lookups",
+    "indexing": "index operations",
+    "copy": "copies or fills",
+    "reduction": "reductions",
+    _RANDOM: "random numbers",
+}
+_LEAST_CLASS_SHARE = 0.05  # of the time of the classes that are named together
 LEAST_SHARE = 0.0005
 LEAST_LINE_SHARE = 0.2  # of a wait, that a line of code holds at least where it is named
 _KNOWN_SHARE = 0.5
@@ -92,10 +106,13 @@ _KNOWN_SHARE = 0.5
 class Work(Struct, frozen=True, kw_only=True):
     """What the device's time in operations is made of."""
 
-    arithmetic_share: float | None  # of the operations' time, limited by arithmetic; None if nothing says so
+    arithmetic_share: float | None  # of the work with a known limit, limited by arithmetic; None if unknown
     has_roofs: bool  # for most of their time it is known which roof is lower
-    is_certain: bool  # products can be said to be limited by arithmetic
+    is_certain: bool  # products are certainly limited by arithmetic
     products: str  # the classes of arithmetic that take most of the time, in words
+    products_share: float  # of the operations' time, in these classes
+    moving: str  # the same of what mostly moves memory
+    moving_share: float
     calls_share: float = 0.0  # of the operations' time on a processor, in calls too short to do anything
 
 
@@ -104,59 +121,71 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
 
     Where sizes are not known, products count as limited by arithmetic only in training: its products have
     thousands of rows; those of inference may have one, and read weights, unless they do much arithmetic for
-    each byte, or take so long that no matrix of weights explains it. On a processor what moves fewer bytes
-    than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
+    each byte, or take so long that no matrix of weights explains it. On a processor random numbers are
+    arithmetic as well, and calls of microseconds are Python's. How fast an operation ran does not count: on a
+    busy machine all are slow.
     """
-    counted = [op for op in operations if op.ms and op.kind != "communication"]
-    counted_ms = sum(op.ms or 0.0 for op in counted)
-    calls_ms = 0.0
-    if not _has_launches(profile):
-        is_short = [(op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us for op in counted]
-        calls_ms = sum(op.ms or 0.0 for op in compress(counted, is_short))
-        counted = [op for op, short in zip(counted, is_short, strict=True) if not short]
-        counted_ms -= calls_ms
-        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
-    else:
-        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
-    whole_ms = sum(op.ms or 0.0 for op in operations)
-    has_roofs = sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole_ms
-    times = {
-        words: sum(op.ms or 0.0 for op in operations if op.kind == kind)
-        for kind, words in _ARITHMETIC.items()
-    }
+    timed = [op for op in operations if op.ms and op.kind != "communication"]
+    on_processor = not _has_launches(profile)
+    counted = timed
+    if on_processor:
+        counted = [
+            op for op in timed if (op.mean_ms or limits.short_call_us) * 1000.0 >= limits.short_call_us
+        ]
+    timed_ms, counted_ms = _total_ms(timed), _total_ms(counted)
+    arithmetic = [op for op in counted if _is_arithmetic(op) or (on_processor and _is_random(op))]
+    certain = [op for op in arithmetic if on_processor or has_many_rows(op, limits)]
     # What has no class may be anything: it is left out, unless it is most of the time.
-    other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
-    is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
-    certain_ms = sum(
-        op.ms or 0.0
-        for op in counted
-        if (_is_arithmetic(op) and has_many_rows(op, limits))
-        or (not _has_launches(profile) and (_is_arithmetic(op) or is_slow(op, limits)))
-    )
-    if not _has_launches(profile):
-        times["random numbers"] = sum(op.ms or 0.0 for op in counted if _is_random(op))
-    longest = sorted(times, key=lambda words: -times[words])
-    most = [words for words in longest if times[words] > 0.05 * sum(times.values())]
+    known_ms = counted_ms - _total_ms([op for op in counted if op.kind == "other" and not _is_random(op)])
+    is_known = known_ms > _KNOWN_SHARE * counted_ms
+    has_roofs = _total_ms([op for op in operations if op.roof is not None]) > 0.5 * _total_ms(operations)
+    in_products: dict[str, float] = {}
+    in_moving: dict[str, float] = {}
+    for op in timed:
+        kind = _RANDOM if _is_random(op) else op.kind or "other"
+        if kind in _ARITHMETIC or (on_processor and kind == _RANDOM):
+            in_products[kind] = in_products.get(kind, 0.0) + (op.ms or 0.0) / timed_ms
+        if kind != "other" and not _is_arithmetic(op) and not (on_processor and kind == _RANDOM):
+            in_moving[kind] = in_moving.get(kind, 0.0) + (op.ms or 0.0) / timed_ms
+    products, products_share = _longest_classes(in_products)
+    moving, moving_share = _longest_classes(in_moving) if on_processor else ("", sum(in_moving.values()))
     return Work(
-        arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
+        arithmetic_share=min(1.0, _total_ms(arithmetic) / known_ms) if is_known else None,
         has_roofs=has_roofs,
         is_certain=has_roofs
         or any(phase.name == "backward" for phase in profile.phases)
-        or certain_ms > _KNOWN_SHARE * arithmetic_ms,
-        products=" and ".join(filter(None, (", ".join(most[:-1]), *most[-1:]))) or "arithmetic",
-        calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
+        or _total_ms(certain) > _KNOWN_SHARE * _total_ms(arithmetic),
+        products=products or "arithmetic",
+        products_share=products_share,
+        moving=f"{moving}, which mostly move memory" if moving else "those that mostly move memory",
+        moving_share=moving_share,
+        calls_share=1.0 - counted_ms / timed_ms if len(counted) < len(timed) else 0.0,
+    )
+
+
+def _total_ms(operations: Iterable[Operation]) -> float:
+    return sum(op.ms or 0.0 for op in operations)
+
+
+def _longest_classes(shares: dict[str, float]) -> tuple[str, float]:
+    """Return the classes that take most of the time, in words, and their share of the operations' time."""
+    longest = sorted(shares, key=lambda kind: -shares[kind])
+    named = [kind for kind in longest if shares[kind] > _LEAST_CLASS_SHARE * sum(shares.values())]
+    words = [_CLASS_WORDS.get(kind, kind) for kind in named]
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:]))), sum(
+        shares[kind] for kind in named
     )
 
 
 def _is_arithmetic(op: Operation) -> bool:
-    """Tell which roof is lower; a class alone decides where not both FLOPs and bytes are known."""
+    """Return whether arithmetic is the lower roof; the class decides unless FLOPs and bytes are known."""
     if op.roof is not None and op.flops and op.bytes:
         return op.roof == "compute"
     return op.kind in _ARITHMETIC
 
 
 def has_many_rows(op: Operation, limits: Limits) -> bool:
-    """Tell whether a product is one of many rows, on any device: by its sizes, or by how long it takes."""
+    """Return whether a product is one of many rows, on any device: by its sizes, or by how long it takes."""
     if op.kind == "convolution":
         return True
     if op.flops and op.bytes:
@@ -166,13 +195,6 @@ def has_many_rows(op: Operation, limits: Limits) -> bool:
 
 def _is_random(op: Operation) -> bool:
     return RANDOM.match(op.name) is not None
-
-
-def is_slow(op: Operation, limits: Limits) -> bool:
-    """Tell whether an operation moves bytes so slowly that memory cannot be what limits it."""
-    if _is_random(op):
-        return True
-    return op.kind != "other" and op.bytes_per_s is not None and op.bytes_per_s < limits.slow_memory_bytes_s
 
 
 def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work) -> tuple[Cause, ...]:
@@ -269,17 +291,17 @@ def bottleneck_of_ledger(
     """
     waits = [cause for cause in causes if cause.bottleneck not in _WORK]
     shares = {Bottleneck(cause.bottleneck): cause.share for cause in waits}
-    of_host = sum(shares.get(name, 0.0) for name in _HOST)
-    if waits and of_host > waits[0].share:
+    host_share = sum(shares.get(name, 0.0) for name in _HOST)
+    if waits and host_share > waits[0].share:
         waits = sorted(waits, key=lambda cause: cause.bottleneck not in _HOST)
-    longest, unexplained = max([of_host, *shares.values()]), ledger.unattributed or 0.0
+    longest, unexplained = max([host_share, *shares.values()]), ledger.unattributed or 0.0
     compute = (ledger.compute or 0.0) * (1.0 - work.calls_share)
     # On a processor what the profiler itself takes lies between the operations as well.
     over_work = limits.wait_over_work * (1.0 if _has_launches(profile) else 2.0)
     least = max(limits.device_wait_share, over_work * compute)
     if max(longest, unexplained) < least:
         if compute > limits.busy_share:
-            return busy_verdict(profile, compute, work)
+            return busy_verdict(profile, ledger.compute or 0.0, work)
         evidence = f"no single wait is {show_share(least, 0)} of the step or more"
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     if longest < unexplained:
@@ -304,7 +326,7 @@ def prefer_work(verdict: Verdict, profile: Profile, ledger: Ledger, work: Work, 
 
 
 def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:
-    """Tell arithmetic from memory traffic by what the device's time is in."""
+    """Return whether arithmetic or memory traffic limits the device, by what its time is in."""
     busy = f"the {_computing_part(profile)} computes {show_share(compute)} of the step"
     share = work.arithmetic_share
     shapes = profile.recorded is not None and "shapes" in profile.recorded.settings
@@ -314,15 +336,18 @@ def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     basis = "" if work.has_roofs else " (by their class: not all have shapes and a known device)"
     if share > 0.5:
-        evidence = f"{busy}, and {show_share(share)} of the operations' time is in {work.products}"
+        evidence = (
+            f"{busy}, and {show_share(work.products_share)} of the operations' time is in {work.products}"
+        )
+        if work.products_share <= 0.5:  # what has no class, and calls, are the rest
+            evidence += f", {show_share(work.moving_share)} in work that mostly moves memory"
         if not work.is_certain:
             why = "their sizes tell whether arithmetic or memory limits them"
             why += ", and the trace has none for these" if shapes else ": record shapes"
             return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(f"{evidence}; {why}",))
         return Verdict(bottleneck=Bottleneck.COMPUTE, evidence=(f"{evidence}{basis}",))
     evidence = (
-        f"{busy}, and {show_share(1 - share)} of the operations' time is in those that "
-        f"mostly move memory{basis}"
+        f"{busy}, and {show_share(work.moving_share)} of the operations' time is in {work.moving}{basis}"
     )
     return Verdict(bottleneck=Bottleneck.MEMORY_BW, evidence=(evidence,))
 
@@ -358,7 +383,7 @@ def bottleneck_of_phases(
         bottleneck = Bottleneck(claim)
         evidence = f"{profile.source.producer or 'the producer'} says so; the profile alone cannot confirm it"
     elif phases.covered_share is None:
-        bottleneck, evidence = Bottleneck.UNKNOWN, "the profile does not say where a step's time goes"
+        bottleneck, evidence = Bottleneck.UNKNOWN, "the profile does not show where a step's time goes"
     else:
         bottleneck = Bottleneck.UNKNOWN
         evidence = (

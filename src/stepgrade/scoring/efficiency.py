@@ -1,39 +1,24 @@
-"""What a run reached of its ceilings: throughput, efficiency, grade, or why there is none."""
+"""What a run reached of its ceilings: throughput, efficiency and grade, or why there is none."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from stepgrade.contract import Grade
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, UnknownDevice
+from stepgrade.hardware.catalogue import identify
 from stepgrade.hardware.ceilings import lowest, why_above_one
-from stepgrade.hardware.setup import Target, check_above_zero
-from stepgrade.model import Note, Profile
+from stepgrade.hardware.setup import CPU_KEY, Target
+from stepgrade.model import Ledger, Note, Profile
 from stepgrade.model.ceiling import Ceiling
-from stepgrade.model.profile import LOG, WorkKind
-from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
+from stepgrade.model.profile import LOG, WORK_UNKNOWN
+from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
-from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
-from stepgrade.units import show_rate, show_share, show_si
-
-
-class ScoreOptions(Struct, frozen=True, kw_only=True):
-    """What the user adds to a profile: the rate it ran at, and what to compare it with."""
-
-    throughput_tok_s: float | None = None
-    tokens_per_step: float | None = None
-    work: WorkKind | None = None  # where the user knows better than the source what the steps hold
-    target: Target = Target()
-
-    def __post_init__(self) -> None:
-        check_above_zero(throughput_tok_s=self.throughput_tok_s, tokens_per_step=self.tokens_per_step)
-        if self.throughput_tok_s is not None and self.tokens_per_step is not None:
-            raise BadOption(
-                "throughput and tokens per step say the same thing twice",
-                supply="{throughput_tok_s} or {tokens_per_step}",
-            )
+from stepgrade.scoring.target import LEAST_KNOWN_SHARE, ScoreOptions, is_well_known
+from stepgrade.units import show_count, show_rate, show_share, show_si
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):
@@ -62,7 +47,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
         raise BadOption(
-            f"the figures given make a ceiling of {roof.tok_s:g} tok/s, which no run can be compared with",
+            f"the given figures make a ceiling of {roof.tok_s:g} tok/s, which no run can be compared with",
             hint="check them",
         )
     share = rate / roof.tok_s if rate is not None and roof is not None else None
@@ -85,7 +70,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     if _is_one_of_several(profile) and profile.counted_ranks == 1:
         text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
         notes.append(Note("one_rank", text, supply="the files of all ranks"))
-    if target.uses_reference_traffic:
+    if target.all_costs is not target.costs:
         text = (
             "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
             "per token depend on model, batch, sequence and method"
@@ -151,27 +136,24 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
     elif not tokens and profile.throughput_tok_s is None and options.target.tokens_per_step:
         tokens, origin = options.target.tokens_per_step, "batch x sequence, as given"
     if tokens and profile.mean_step_ms and times.typical_ms:
-        steady = times.steady
+        steady, whose = times.steady, ""
+        if profile.counted_ranks > 1:
+            whose = f", all {profile.counted_ranks} ranks together"
+        elif _is_one_of_several(profile):
+            whose = f", of rank {profile.rank} of {profile.world_size} alone"
+        elif len(profile.ranks) > 1:
+            # Ranks that share a model work on the same tokens: those of all cannot be added up.
+            whose = f", of one of {len(profile.ranks)} ranks"
         return Throughput(
             tok_s=tokens / times.typical_ms * 1000.0,
             low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,
             high=tokens / steady.low_ms * 1000.0 if steady and steady.low_ms else None,
             tokens_per_step=tokens,
-            basis=f"tokens per step ({origin}) over the step time{_whose(profile)}",
+            basis=f"tokens per step ({origin}) over the step time{whose}",
         )
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
     return None
-
-
-def _whose(profile: Profile) -> str:
-    """Return whose throughput it is, when a run has several ranks."""
-    if profile.counted_ranks > 1:
-        return f", all {profile.counted_ranks} ranks together"
-    if _is_one_of_several(profile):
-        return f", of rank {profile.rank} of {profile.world_size} alone"
-    # Ranks that share a model work on the same tokens: those of all cannot be added up.
-    return f", of one of {len(profile.ranks)} ranks" if len(profile.ranks) > 1 else ""
 
 
 def _is_one_of_several(profile: Profile) -> bool:
@@ -233,3 +215,143 @@ def _why_above(
         Note("above_ceiling", f"{text} (contract v1 would call it 100 %, grade A)"),
         *(Note("above_ceiling_why", f"perhaps {cause}") for cause in causes),
     )
+
+
+# Operations of other classes move memory; none of the FLOPs that a grade counts are in them.
+_MAY_COMPUTE = ("attention", "convolution", "gemm", "other", None)
+# Of phases more of the step than this bounds nothing; a timeline has seen all of it.
+_MOST_SHARE = 0.995
+
+
+class Bound(Struct, frozen=True, kw_only=True):
+    """The most of its ceiling that a run can have reached, and why it cannot be more."""
+
+    share: float
+    because: str
+
+    @property
+    def grade(self) -> str:
+        """Return the best grade that the run can have."""
+        return str(Grade.from_efficiency(self.share))
+
+    @property
+    def note(self) -> Note:
+        """Return the bound in words, for those who read why there is no grade."""
+        return Note(AT_MOST, f"{self.grade} at best: {self.because}")
+
+
+def why_ungraded(
+    profile: Profile, options: ScoreOptions, efficiency: Efficiency, ledger: Ledger | None
+) -> tuple[tuple[Note, ...], Bound | None]:
+    """Return why there is no grade (nothing if there is one), and what bounds it all the same."""
+    unfit, work = profile.unfit, options.work or profile.work
+    if work == "inference":
+        text = (
+            "the steps are inference, a forward pass without backward or optimizer; a grade is for training"
+        )
+        unfit = (Note("inference", text, supply="{work}" if options.work is None else ""), *unfit)
+    elif work == "unknown":
+        unfit = (*(note for note in profile.notes if note.code == WORK_UNKNOWN), *unfit)
+    # Where no step was timed, no figure that could be given would make a grade.
+    untimed = profile.hang is not None or (profile.compilation is not None and profile.mean_step_ms is None)
+    reasons = unfit if untimed else (*unfit, *efficiency.ungraded_because)
+    if not reasons or untimed or work == "inference" or (unfit and work != "training"):
+        return reasons, None
+    bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)
+    return (*reasons, *((bound.note,) if bound else ())), bound
+
+
+def bound_of(
+    profile: Profile, ledger: Ledger | None, arithmetic: Arithmetic | None, roof: Ceiling | None
+) -> Bound | None:
+    """Return the lower of two bounds: how much of the step is computing, and how much arithmetic there is.
+
+    `ledger` is that of the device or that of the phases; `roof` is the ceiling that a grade would be taken
+    against. None where nothing bounds the run.
+    """
+    bounds = []
+    if ledger is not None and ledger.compute is not None:
+        on_link = roof is not None and roof.kind == "link"
+        communicates = (ledger.exposed_communication or 0.0) if on_link else 0.0
+        if profile.ledger is not None:
+            share = ledger.compute + communicates
+            part = "processor" if profile.activity and profile.activity.driver == "host" else "device"
+            does = "computes or communicates" if on_link else "computes"
+            because = f"the {part} {does} {show_share(share, 0)} of the step"
+        else:  # phases show only some of the time in which nothing is computed
+            known = ledger.known().items()
+            waits = [share for name, share in known if name not in ("compute", "unattributed")]
+            share = max(0.0, 1.0 - sum(waits) + communicates)
+            because = f"at most {show_share(share, 0)} of the step is computing"
+        bounds.append(Bound(share=share, because=because))
+    busy = bounds[0].share if bounds else 1.0
+    if arithmetic is not None and arithmetic.share is not None and (roof is None or roof.kind == "compute"):
+        computing = [op for op in profile.operations if op.kind != "communication"]
+        whole_ms = sum(op.ms or 0.0 for op in computing)
+        arithmetic_ms = sum(op.ms or 0.0 for op in computing if op.kind in _MAY_COMPUTE)
+        may_count = arithmetic_ms / whole_ms if whole_ms else 1.0
+        uncounted = busy * may_count * (1.0 - (arithmetic.known_share or 0.0))
+        counted = f"the counted arithmetic is {show_share(arithmetic.share)} of the peak"
+        rest = f", what has no count takes {show_share(uncounted)} of the step" if uncounted >= 0.0005 else ""
+        bounds.append(Bound(share=arithmetic.share + uncounted, because=f"{counted}{rest}"))
+    lowest = min(bounds, key=lambda bound: bound.share, default=None)
+    if lowest is None or (lowest.share >= _MOST_SHARE and profile.ledger is None):
+        return None
+    return lowest
+
+
+# Padding, packing and what counts as a token explain a factor of two; beyond, a figure is of something else.
+WORTH_A_WORD = 2.0
+# From this factor on it is a slip of the unit or of the run, and a grade would be of nothing.
+TOO_FAR = 5.0
+
+
+def contradictions(profile: Profile, times: RunTimes, options: ScoreOptions) -> tuple[Note, ...]:
+    """Return a note for each contradiction; a fatal one forbids a grade."""
+    return (*_of_device(profile, options), *_of_rate(profile, times, options))
+
+
+def _of_device(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
+    """Yield where the device that the user names is not the one of the profile."""
+    device = options.target.device
+    if device is None or device.key == CPU_KEY or device.is_by_hand:
+        return
+    recorded = profile.recorded.processor if profile.recorded else None
+    if recorded is not None:
+        text = f"{device.key} is given, but the run was recorded on a processor ({recorded}), named {CPU_KEY}"
+        yield Note("processor_not_device", text, fatal=True)
+    elif profile.activity is not None and profile.activity.driver == "host":
+        text = (
+            f"{device.key} is given, but the profile contains CPU work only: either the run was on "
+            "the CPU, or its trace was recorded without ProfilerActivity.CUDA"
+        )
+        yield Note("processor_not_device", text, fatal=True)
+    elif profile.device is not None and profile.device.name:
+        try:
+            seen = identify(profile.device).key
+        except UnknownDevice:
+            return
+        if seen != device.key:
+            text = f"graded against {device.key}, as given; the profile says that it ran on {seen}"
+            yield Note("other_device", text)
+
+
+def _of_rate(profile: Profile, times: RunTimes, options: ScoreOptions) -> Iterator[Note]:
+    """Yield where the rate that the user gives is not the one of the profile, of one device or of all."""
+    if options.throughput_tok_s is None and options.tokens_per_step is None:
+        return
+    given = throughput_of(profile, times, options)
+    own = throughput_of(profile, times, ScoreOptions(target=options.target))
+    if given is None or own is None:
+        return
+    most = own.tok_s * max(options.target.devices, profile.world_size or 1)
+    is_more = given.tok_s > most
+    factor = given.tok_s / most if is_more else own.tok_s / given.tok_s
+    if factor > WORTH_A_WORD:
+        counted = f" ({show_count(own.tokens_per_step)} tokens per step)" if own.tokens_per_step else ""
+        compared = f"{factor:.1f} times {'as much as' if is_more else 'less than'} the profile's own"
+        text = (
+            f"{show_rate(given.tok_s)} as given is {compared} {show_rate(own.tok_s)}{counted}: one of them "
+            "is of another run, or in another unit"
+        )
+        yield Note("other_rate", text, fatal=factor >= TOO_FAR)

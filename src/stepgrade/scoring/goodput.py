@@ -1,7 +1,7 @@
 """Goodput: where the wall time of a logged run went, and which pauses it was interrupted by.
 
 Every row of the log has steps that take what steps around them take; what it took besides is a pause, and
-what the log says between its lines tells of which kind. Times add up to the wall time by construction.
+the lines between its rows say of which kind. Times add up to the wall time by construction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pause(Struct, frozen=True):
 
 
 class WallLedger(Struct, frozen=True, kw_only=True):
-    """The goodput of a run with the pauses that it is made of; `lost_s` is of steps that were done again."""
+    """The goodput of a run with the pauses that it is made of; `lost_s` is of steps that were repeated."""
 
     goodput: Goodput
     pauses: tuple[Pause, ...]
@@ -63,7 +63,7 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
     usual, spread = usual_steps(log)
     spent: dict[str, float] = dict.fromkeys(GOODPUT_ACCOUNTS, 0.0)
     spent["startup"], spent["idle"] = log.before_s, log.after_s
-    lost, again = lost_rows(log), set(log.attempts)
+    lost, restarted = lost_rows(log), set(log.attempts)
     reasons: dict[int, dict[PauseKind, float | None]] = {}
     for reason in log.reasons:
         reasons.setdefault(reason.row, {})[reason.kind] = reason.seconds
@@ -76,22 +76,28 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
         late = wall - expected
         reach = max(
             _SCORE * spread[row] * log.count[row] ** 0.5, _LEAST_LATE * expected, 1.5 * log.clock_s
-        ) * (_EXPLAINED if row in reasons or row in again else 1.0)
+        ) * (_EXPLAINED if row in reasons or row in restarted else 1.0)
         steps_s = wall if late <= reach else expected
-        done_again = steps_s * lost.get(row, 0.0)
-        spent["restart"] += done_again
-        spent["productive"] += steps_s - done_again
-        lost_s += done_again
+        repeated = steps_s * lost.get(row, 0.0)
+        spent["restart"] += repeated
+        spent["productive"] += steps_s - repeated
+        lost_s += repeated
         if late <= reach:
             continue
         for kind, seconds in shared_out(log, row, late, reasons.get(row, {}), typical):
             spent[kind] += seconds
             pauses.append(Pause(kind, log.step[row], seconds, row))
+    for kind, printed_s in reasons.get(rows, {}).items():  # after the last step
+        took = min(printed_s or 0.0, spent["idle"])
+        spent["idle"] -= took
+        spent[kind] += took
+        if took:
+            pauses.append(Pause(kind, log.step[-1], took, rows))
     wall_s = sum(spent.values())
     if not 0.0 < wall_s < math.inf:
         return None
     shares = {name: seconds / wall_s for name, seconds in spent.items()}
-    steady = [row for row in range(rows) if row not in lost and row not in again]
+    steady = [row for row in range(rows) if row not in lost and row not in restarted]
     drift, drift_s = drift_of(log, usual, spread, steady)
     return WallLedger(
         goodput=Goodput(wall_s=wall_s, **shares),
@@ -124,7 +130,7 @@ def usual_steps(log: StepLog) -> tuple[list[float], list[float]]:
     """Return for every row what one of its steps takes, and how much that varies, by the rows around it."""
     rows = len(log.wall_s)
     per_step = [wall / count if count else 0.0 for wall, count in zip(log.wall_s, log.count, strict=True)]
-    said = list(log.step_s)
+    logged = list(log.step_s)
     # The first row of an attempt holds its start.
     known = [row for row in range(rows) if row not in set(log.attempts) and log.count[row] > 0.0]
     if not known:
@@ -140,18 +146,18 @@ def usual_steps(log: StepLog) -> tuple[list[float], list[float]]:
         stop = starts[number + 1] if number + 1 < len(starts) else len(known)
         block = known[start:stop]
         middle, deviation = median_and_spread([per_step[row] for row in block])
-        own = median([said[row] for row in block])
+        own = median([logged[row] for row in block])
         if 0.0 < own < middle:
             # The log times steps alone: what the clock has besides is not theirs, be it in every row.
             middle = own
-            deviation = median_and_spread([said[row] for row in block])[1]
+            deviation = median_and_spread([logged[row] for row in block])[1]
         for row in range(edges[number], edges[number + 1]):
             usual[row], spread[row] = middle, deviation
     return usual, spread
 
 
 def lost_rows(log: StepLog) -> dict[int, float]:
-    """Return the rows whose steps were done again after the run went back, with the share of them."""
+    """Return the rows whose steps were repeated after the run went back, with the share of them."""
     lost: dict[int, float] = {}
     for start in log.attempts[1:]:
         resumed = log.step[start] - log.count[start]
@@ -169,6 +175,8 @@ def _typical_costs(
     """Return what a pause of each kind costs where it is the only one between two lines."""
     alone: dict[str, list[float]] = {}
     for row, why in reasons.items():
+        if row >= len(log.wall_s):
+            continue
         kinds = why.keys() & {"evaluation", "checkpoint"}
         late = log.wall_s[row] - log.count[row] * usual[row]
         if len(kinds) == 1 and late > 0.0 and row not in log.attempts:
@@ -225,9 +233,9 @@ def _line(levels: Sequence[float]) -> tuple[float, float, float]:
     """Return how far a line is from the levels (sum of squares), where it begins and where it ends."""
     count, middle = len(levels), (len(levels) - 1) / 2.0
     mean = sum(levels) / count
-    square = sum((place - middle) ** 2 for place in range(count))
-    slope = sum((place - middle) * (level - mean) for place, level in enumerate(levels)) / square
-    rest = sum((level - mean - slope * (place - middle)) ** 2 for place, level in enumerate(levels))
+    square = sum((index - middle) ** 2 for index in range(count))
+    slope = sum((index - middle) * (level - mean) for index, level in enumerate(levels)) / square
+    rest = sum((level - mean - slope * (index - middle)) ** 2 for index, level in enumerate(levels))
     return rest, mean - slope * middle, mean + slope * middle
 
 
@@ -236,9 +244,9 @@ def _two_levels(levels: Sequence[float]) -> tuple[float, float, float]:
     count, total = len(levels), sum(levels)
     squares = sum(level * level for level in levels)
     best, so_far = (squares, levels[0], levels[0]), 0.0
-    for place, level in enumerate(levels[:-1], 1):
+    for index, level in enumerate(levels[:-1], 1):
         so_far += level
-        before, after = so_far / place, (total - so_far) / (count - place)
-        rest = squares - place * before * before - (count - place) * after * after
+        before, after = so_far / index, (total - so_far) / (count - index)
+        rest = squares - index * before * before - (count - index) * after * after
         best = min(best, (max(rest, 0.0), before, after))
     return best

@@ -11,7 +11,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
 from stepgrade.model import RECORDER, Note, Profile
-from stepgrade.model.layers import LayerStep, ModuleStep
+from stepgrade.model.operations import LayerStep, ModuleStep
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.statistics import median, median_and_spread
@@ -59,7 +59,7 @@ def layers_of_step(
         return ()
     found = []
     for layer in profile.layers:
-        forward, backward, again = (
+        forward, backward, recompute = (
             None if ms is None else times.typical(ms)
             for ms in (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms)
         )
@@ -71,12 +71,12 @@ def layers_of_step(
                 layer,
                 fwd_ms=forward,
                 bwd_ms=backward,
-                recompute_ms=again,
+                recompute_ms=recompute,
                 ops={name: ms * times.scale for name, ms in layer.ops.items()},
                 ratio=(layer.bwd_ms or 0.0) / (layer.fwd_ms or 1.0) if has_ratio else None,
                 top_op=top_op or None,
                 top_op_share=top_op_ms / ops_ms if ops_ms > 0.0 else None,
-                slow=tuple(one.direction for one in slow if one.layer == layer.layer),
+                slow=tuple(found.direction for found in slow if found.layer == layer.layer),
                 fwd_samples_ms=(),
                 bwd_samples_ms=(),
             )
@@ -134,7 +134,7 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
 
 
 def is_always_slow(profile: Profile, number: int, direction: Direction, limits: Limits) -> bool:
-    """Tell whether a layer of the same kind stands out in nearly every step, not in a few disturbed ones.
+    """Return whether a layer of the same kind stands out in nearly every step, not in a few disturbed ones.
 
     A processor's times are disturbed so often that one or two steps prove nothing.
     """
@@ -172,19 +172,19 @@ def is_always_slow(profile: Profile, number: int, direction: Direction, limits: 
 def modules_of_step(profile: Profile, times: RunTimes) -> tuple[ModuleStep, ...]:
     """Return the modules of the typical step that take part of it worth a mark on a screen."""
     found: list[ModuleStep] = []
-    places: dict[int, int] = {}
-    for place, module in enumerate(profile.modules if times.steps else ()):
+    indices: dict[int, int] = {}
+    for index, module in enumerate(profile.modules if times.steps else ()):
         share = times.share(module.fwd_ms + module.bwd_ms + module.recompute_ms)
-        is_kept = module.parent is None or module.parent in places
+        is_kept = module.parent is None or module.parent in indices
         if share is None or share < LEAST_MODULE_SHARE or not is_kept:
             continue
-        places[place] = len(found)
+        indices[index] = len(found)
         ops = _longest(module.ops, MODULE_OPS_KEPT, times)
         kernels = {name: _longest(module.kernels.get(name, {}), MODULE_KERNELS_KEPT, times) for name in ops}
         found.append(
             structs.replace(
                 module,
-                parent=None if module.parent is None else places[module.parent],
+                parent=None if module.parent is None else indices[module.parent],
                 fwd_ms=module.fwd_ms * times.scale,
                 bwd_ms=module.bwd_ms * times.scale,
                 recompute_ms=module.recompute_ms * times.scale,

@@ -9,18 +9,18 @@ from msgspec import structs
 
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.model.activity import Activity, CopyRow
-from stepgrade.model.collectives import CollectiveFit, CollectiveRow, Communication
-from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
+from stepgrade.model.ranks import CollectiveFit, CollectiveRow, Communication
+from stepgrade.naming.kernels import CollectiveKind, collective_kind
 from stepgrade.statistics import mean
 
-# Of what an all-reduce moves, each byte crosses the links twice, once to be added and once to be told.
+# In an all-reduce each byte crosses the links twice: to be summed, and to return as part of the sum.
 _TRIPS = {
     CollectiveKind.ALL_REDUCE: 2.0,
     CollectiveKind.ALL_GATHER: 1.0,
     CollectiveKind.REDUCE_SCATTER: 1.0,
     CollectiveKind.ALL_TO_ALL: 1.0,
 }
-MOST_GROUPS_LISTED = 4  # of those that do the same
+MOST_GROUPS_LISTED = 4  # of groups that do the same
 FEWEST_SIZES = 3  # for a line through them
 _GB, _MS_PER_S = 1e9, 1e3
 
@@ -31,20 +31,20 @@ def collective_rows(links: Communication | None, figures: Figures) -> tuple[Coll
         return ()
     found = []
     link = next((rate.per_s for rate in figures.link()), None)
-    for one in _many_as_one(links.collectives, links.node_devices):
-        seconds = (one.ms if one.moving_ms is None else one.moving_ms) / _MS_PER_S
-        rate = one.bytes * one.calls / seconds / _GB if one.bytes and seconds > 0.0 else None
-        bus = None if rate is None else rate * bus_factor(one.name, one.group_size)
-        nodes = nodes_of(one, links.node_devices)
+    for row in _merge_alike(links.collectives, links.node_devices):
+        seconds = (row.ms if row.moving_ms is None else row.moving_ms) / _MS_PER_S
+        rate = row.bytes * row.calls / seconds / _GB if row.bytes and seconds > 0.0 else None
+        bus = None if rate is None else rate * bus_factor(row.name, row.group_size)
+        nodes = nodes_of(row, links.node_devices)
         found.append(
             structs.replace(
-                one,
+                row,
                 nodes=nodes,
                 algbw_gb_s=rate,
                 busbw_gb_s=bus,
                 # The link is that between the devices of one node.
                 link_share=bus * _GB / link if bus and link and nodes != "several" else None,
-                at_least=one.moving_ms is None,
+                at_least=row.moving_ms is None,
                 ranks="",
                 moving_ms=None,
             )
@@ -52,22 +52,29 @@ def collective_rows(links: Communication | None, figures: Figures) -> tuple[Coll
     return tuple(found)
 
 
-def _many_as_one(collectives: Sequence[CollectiveRow], of_node: int | None) -> list[CollectiveRow]:
-    """Return the collectives, of many groups alike the mean one.
+def _merge_alike(collectives: Sequence[CollectiveRow], node_devices: int | None) -> list[CollectiveRow]:
+    """Return the collectives, longest first, with the mean of many groups that do the same as one row.
 
-    A group that is slower than those like it is told with the ranks.
+    A group that is slower than the others is shown with the ranks.
     """
     alike: dict[tuple[object, ...], list[CollectiveRow]] = {}
-    for one in collectives:
-        key = one.name, one.group, one.group_size, one.bytes, one.moving_ms is None, nodes_of(one, of_node)
-        alike.setdefault(key, []).append(one)
+    for row in collectives:
+        key = (
+            row.name,
+            row.group,
+            row.group_size,
+            row.bytes,
+            row.moving_ms is None,
+            nodes_of(row, node_devices),
+        )
+        alike.setdefault(key, []).append(row)
     found: list[CollectiveRow] = []
     for rows in alike.values():
         if len(rows) <= MOST_GROUPS_LISTED:
             found += rows
             continue
         mean_of = {
-            name: mean([getattr(one, name) for one in rows])
+            name: mean([getattr(row, name) for row in rows])
             for name in ("calls", "ms", "wait_ms", "moving_ms")
             if getattr(rows[0], name) is not None
         }
@@ -103,14 +110,14 @@ def bus_factor(name: str, ranks: int | None) -> float:
     return 1.0 if trips is None or not ranks else trips * (ranks - 1) / ranks
 
 
-def nodes_of(one: CollectiveRow, of_node: int | None) -> str | None:
+def nodes_of(row: CollectiveRow, node_devices: int | None) -> str | None:
     """Return whether a group has one node or several; ranks are numbered node by node."""
-    if not of_node or not one.group_size:
+    if not node_devices or not row.group_size:
         return None
-    members = [int(text) for text in re.findall(r"\d{1,9}", one.ranks[:2000])]
-    if one.group_size > of_node:
+    members = [int(text) for text in re.findall(r"\d{1,9}", row.ranks[:2000])]
+    if row.group_size > node_devices:
         return "several"
-    return ("one" if len({rank // of_node for rank in members}) == 1 else "several") if members else None
+    return ("one" if len({rank // node_devices for rank in members}) == 1 else "several") if members else None
 
 
 def collective_fits(links: Communication | None) -> tuple[CollectiveFit, ...]:
@@ -119,24 +126,24 @@ def collective_fits(links: Communication | None) -> tuple[CollectiveFit, ...]:
     Only where the last arrival is known: before it, time is waiting.
     """
     alike: dict[tuple[str, str], list[CollectiveRow]] = {}
-    for one in links.collectives if links else ():
-        if one.bytes and one.moving_ms and one.calls:
-            alike.setdefault((one.name, one.group), []).append(one)
+    for row in links.collectives if links else ():
+        if row.bytes and row.moving_ms and row.calls:
+            alike.setdefault((row.name, row.group), []).append(row)
     found = []
-    for (name, group), those in alike.items():
+    for (name, group), rows in alike.items():
         line = line_through(
-            [(one.bytes or 0.0, (one.moving_ms or 0.0) / one.calls / _MS_PER_S) for one in those]
+            [(row.bytes or 0.0, (row.moving_ms or 0.0) / row.calls / _MS_PER_S) for row in rows]
         )
         if line is not None:
             fit = CollectiveFit(
-                name=name, group=group, latency_us=line[0] * 1e6, gb_s=1.0 / line[1] / _GB, sizes=len(those)
+                name=name, group=group, latency_us=line[0] * 1e6, gb_s=1.0 / line[1] / _GB, sizes=len(rows)
             )
             found.append(fit)
     return tuple(found)
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return where the straight line through the points begins and how it rises; None if it does not."""
+    """Return intercept and slope of the line through the points; None unless it rises."""
     if len({size for size, _ in points}) < FEWEST_SIZES:
         return None
     middle, height = mean([size for size, _ in points]), mean([time for _, time in points])

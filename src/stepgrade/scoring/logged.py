@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION
-from stepgrade.hardware.cost.flops import count, flops_per_token
+from stepgrade.hardware.cost.model_costs import count, flops_per_token
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.known import known_model
@@ -94,9 +94,27 @@ def config_of_arguments(arguments: Mapping[str, str], seq: int | None) -> dict[s
 def token_cost(facts: RunFacts) -> TokenCost | None:
     """Return what a token costs; None where the log does not say enough."""
     shape = model_of(facts)
+    granularity = facts.arguments.get("recompute_granularity")
+    is_full = granularity == "full" or facts.arguments.get("checkpoint_activations") == "True"
+    checkpointing = "full" if is_full else "selective" if granularity == "selective" else "none"
     if shape is not None and facts.seq:
         with suppress(BadOption):
-            return _by_shape(shape, facts, facts.seq)
+            plan = Plan(batch=1, seq=facts.seq, checkpointing=checkpointing)
+            counts, own = count(shape, plan), CONVENTIONS.get(facts.convention or "")
+            ours = flops_per_token(counts, plan, CONVENTIONS[DEFAULT_CONVENTION])
+            theirs = flops_per_token(counts, plan, own) if own is not None else None
+            return TokenCost(
+                model=ours.model,
+                hardware=ours.hardware,
+                convention=ours.convention,
+                theirs=None
+                if theirs is None
+                else theirs.hardware
+                if facts.counts_recompute
+                else theirs.model,
+                theirs_named=f"{facts.framework}: {own.formula}" if own else None,
+                outside_layers=theirs.attention + 6.0 * shape.head if theirs is not None else 0.0,
+            )
     if facts.flops_per_token:
         flops, words = facts.flops_per_token, f"as {facts.framework} counts"
         return TokenCost(model=flops, hardware=flops, convention=words, theirs=flops, theirs_named=words)
@@ -104,25 +122,6 @@ def token_cost(facts: RunFacts) -> TokenCost | None:
     if not parameters:
         return None
     return TokenCost(model=6.0 * parameters, hardware=6.0 * parameters, convention="6n")
-
-
-def _by_shape(shape: ModelShape, facts: RunFacts, seq: int) -> TokenCost:
-    granularity = facts.arguments.get("recompute_granularity")
-    is_full = granularity == "full" or facts.arguments.get("checkpoint_activations") == "True"
-    checkpointing = "full" if is_full else "selective" if granularity == "selective" else "none"
-    plan = Plan(batch=1, seq=seq, checkpointing=checkpointing)
-    counts = count(shape, plan)
-    ours = flops_per_token(counts, plan, CONVENTIONS[DEFAULT_CONVENTION])
-    own = CONVENTIONS.get(facts.convention or "")
-    theirs = flops_per_token(counts, plan, own) if own is not None else None
-    return TokenCost(
-        model=ours.model,
-        hardware=ours.hardware,
-        convention=ours.convention,
-        theirs=None if theirs is None else theirs.hardware if facts.counts_recompute else theirs.model,
-        theirs_named=f"{facts.framework}: {own.formula}" if own else None,
-        outside_layers=theirs.attention + 6.0 * shape.head if theirs is not None else 0.0,
-    )
 
 
 def printed_note(

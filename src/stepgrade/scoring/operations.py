@@ -12,7 +12,7 @@ from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Note, Profile
 from stepgrade.model.operations import PRODUCTS, Operation, ShapeRow
-from stepgrade.naming.roles import class_of
+from stepgrade.naming.work_class import class_of
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 
 # Clocks above the one that a data sheet's peak is for, and timers: up to so much above its roof is at it.
@@ -51,7 +51,7 @@ def operations_of_step(
     """Return every operation of the typical step, longest first, each beside its own roof."""
     listed = {op.name: op for op in profile.operations}
     found = []
-    for place, (name, ms, _) in enumerate(rank_operations(ms_by_operation(profile))):
+    for index, (name, ms, _) in enumerate(rank_operations(ms_by_operation(profile))):
         op = listed.get(name) or Operation(name=name, ms=ms)
         kind = op.kind or class_of(name).label
         if not times.steps:
@@ -72,7 +72,7 @@ def operations_of_step(
                 bytes_per_s=_rate([(row.bytes, row.ms) for row in rows]),
                 roof=roof,
                 roof_share=reached,
-                samples_ms=kept_of_part(op.samples_ms, share, place),
+                samples_ms=kept_of_part(op.samples_ms, share, index),
                 dtype=None,
                 shapes=tuple(structs.replace(row, ms=row.ms * times.scale) for row in rows)
                 if op.shapes
@@ -131,7 +131,7 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
         return profile
     if _is_measured(figures):
         return profile
-    wrong = {
+    wrong = dict.fromkeys(  # in the order of the profile, so that sums over it are always the same
         (op.name, row)
         for op in listed
         if steps
@@ -139,7 +139,7 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
         for row in op.rows
         if not row.at_most
         and (_roof_of(op.kind or class_of(op.name).label, row, peaks, figures)[1] or 0.0) > MOST
-    }
+    )
     if not wrong:
         return profile
     names = ", ".join(dict.fromkeys(op.name for op in listed for row in op.rows if (op.name, row) in wrong))
@@ -150,19 +150,21 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     share = profile.matmul_known_share
     return structs.replace(
         profile,
-        operations=tuple(_without(op, {row for name, row in wrong if name == op.name}) for op in listed),
+        operations=tuple(
+            op.with_rows(
+                tuple(
+                    structs.replace(row, flops=None, bytes=None) if (op.name, row) in wrong else row
+                    for row in op.rows
+                )
+            )
+            if any((op.name, row) in wrong for row in op.rows)
+            else op
+            for op in listed
+        ),
         matmul_flops=max(0.0, (profile.matmul_flops or 0.0) - sum(row.flops or 0.0 for row in lost)) or None,
         matmul_known_share=share and max(0.0, share - sum(row.ms for row in lost) / max(whole_ms, 1e-9)),
         notes=(*profile.notes, Note("count_above_roof", text)),
     )
-
-
-def _without(op: Operation, wrong: set[ShapeRow]) -> Operation:
-    """Return the operation without the FLOPs and bytes of these rows."""
-    if not wrong:
-        return op
-    rows = tuple(structs.replace(row, flops=None, bytes=None) if row in wrong else row for row in op.rows)
-    return op.with_rows(rows)
 
 
 def _peaks_of(op: Operation, profile: Profile, figures: Figures, dtype: str) -> _Peaks:

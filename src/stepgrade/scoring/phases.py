@@ -1,4 +1,4 @@
-"""Phases of a step: what each one is, how long it takes, and what they leave uncovered."""
+"""Phases of a step: what each is, how long it takes, and where contract v1 sees them differently."""
 
 from __future__ import annotations
 
@@ -7,11 +7,50 @@ from enum import StrEnum
 from msgspec import Struct
 
 from stepgrade.config.limits import Limits
+from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import RECORDER, Ledger, Note, PhaseShare, Profile
-from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 from stepgrade.units import show_share
+
+_BECAUSE = {
+    Bottleneck.TRANSFER: "it goes by the percentages that the producer wrote",
+    Bottleneck.LAUNCH: "it takes a step without phases for launch overhead",
+    Bottleneck.COMPUTE: "it takes any run above half of its memory ceiling for that",
+    Bottleneck.MEMORY_BW: "it says so wherever it finds nothing else",
+}
+
+
+def is_read_by_v1(profile: Profile) -> bool:
+    """Return whether contract v1 was made for such profiles; it says nothing about others.
+
+    Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
+    """
+    return (
+        profile.source.format in (STEP_PROFILER_V2, APR_PROFILER_V1) and profile.source.producer != RECORDER
+    )
+
+
+def launch_overhead_v1(profile: Profile) -> float:
+    """Return the share of one step that the phases' totals over all steps leave: v1's quirk."""
+    if profile.mean_step_ms is None:
+        return 0.0
+    totals = add_up(profile.total(phase.ms or 0.0) for phase in profile.phases)
+    return max(0.0, 1.0 - totals / profile.mean_step_ms)
+
+
+def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> Note | None:
+    """Return what v1 calls the bottleneck and why, or None where it agrees or does not read the format."""
+    if not is_read_by_v1(profile):
+        return None
+    transfers = add_up(
+        phase.share or 0.0 for phase in profile.phases if "h2d" in phase.name or "d2h" in phase.name
+    )
+    named = Bottleneck.classify(transfers, launch_overhead_v1(profile), efficiency or 0.0)
+    if named.value == bottleneck:
+        return None
+    return Note("v1_bottleneck", f"contract v1 calls the bottleneck `{named}`: {_BECAUSE[named]}")
 
 
 class PhaseKind(StrEnum):
@@ -78,13 +117,26 @@ def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesO
     if shares and profile.mean_step_ms is not None and len(known) == len(shares):
         covered = add_up(known)
     overlapping = covered is not None and covered > 1.0 + limits.overlap_tolerance
+    ledger = None
+    if covered is not None and shares and not overlapping:
+        # Shares add up to 1; a rounding excess is spread over all of them.
+        part = {kind: by_kind.get(kind, 0.0) / max(1.0, covered) for kind in PhaseKind}
+        attributed = add_up(part[kind] for kind in PhaseKind if kind is not PhaseKind.OTHER)
+        ledger = Ledger(
+            compute=add_up(part[kind] for kind in _COMPUTE),
+            exposed_communication=part[PhaseKind.COMMUNICATION],
+            exposed_copy=part[PhaseKind.TRANSFER],
+            idle_input=part[PhaseKind.INPUT],
+            idle_host=part[PhaseKind.HOST],
+            unattributed=max(0.0, 1.0 - attributed),
+        )
     return PhasesOfStep(
         shares=shares,
         by_kind=by_kind,
         by_kind_ms=by_kind_ms,
         covered_share=covered,
         uncovered_share=None if covered is None else max(0.0, 1.0 - covered),
-        ledger=None if covered is None or overlapping or not shares else _ledger(by_kind, covered),
+        ledger=ledger,
         notes=_notes(profile, covered),
         fitness=_fitness(profile, covered if overlapping else None, limits),
     )
@@ -107,22 +159,6 @@ def _by_kind(figures: dict[str, float | None]) -> dict[PhaseKind, float]:
             kind = kind_of(name)
             totals[kind] = totals.get(kind, 0.0) + figure
     return totals
-
-
-def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
-    """Return shares that add up to 1; a rounding excess in `covered` is spread over all of them."""
-    whole = max(1.0, covered)
-    share = {kind: by_kind.get(kind, 0.0) / whole for kind in PhaseKind}
-    compute = add_up(share[kind] for kind in _COMPUTE)
-    attributed = add_up(share[kind] for kind in PhaseKind if kind is not PhaseKind.OTHER)
-    return Ledger(
-        compute=compute,
-        exposed_communication=share[PhaseKind.COMMUNICATION],
-        exposed_copy=share[PhaseKind.TRANSFER],
-        idle_input=share[PhaseKind.INPUT],
-        idle_host=share[PhaseKind.HOST],
-        unattributed=max(0.0, 1.0 - attributed),
-    )
 
 
 def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:

@@ -4,12 +4,12 @@ The rule, in words: a step stands out when it lies more than `outlier_score` rob
 median of the second half of the run. Leading steps that stand out as slower are warm-up; later ones that
 stand out are outliers, unless they are more than a tenth of the steps, for then they are how the run is.
 
-A trace is filtered twice. `timeline/windows` first drops the steps that are not of one kind with the others
+A trace is filtered twice. `timeline/ledger` first drops the steps that are not of one kind with the others
 (more than 20 % away, flushes, empty ones): what is left are the profiled steps of a Profile, and all its
 figures are means over them. The rule above then looks at their durations alone, as at those of any other
 source.
 
-One step time goes into everything that is said of one step. A share is always one of the time of all
+One step time goes into every figure of a step. A share is always one of the time of all
 profiled steps. Milliseconds of one step are that share of the typical step, so that
 parts never add up to more than the step does. Durations of single calls, and rates made from them, do not
 depend on the step and are means over all calls.
@@ -66,7 +66,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     least_ms: float
     most_ms: float
     sigma_log: float | None = None  # standard error of the median's logarithm
-    effective: float | None = None  # independent steps that would tell as much
+    effective: float | None = None  # as many independent steps would be as certain
 
 
 class RunTimes(Struct, frozen=True, kw_only=True):
@@ -111,10 +111,15 @@ def step_times(samples_ms: Sequence[float]) -> StepTimes | None:
     steady = samples_ms[cold:] if cold else samples_ms
     if apart:
         left_out = set(apart)
-        steady = [ms for place, ms in enumerate(steady, cold) if place not in left_out]
+        steady = [ms for index, ms in enumerate(steady, cold) if index not in left_out]
     ordered = sorted(steady)
     wider = inflation(steady, ordered)
-    low_ms, high_ms = _interval(ordered, wider) or (None, None)
+    # The interval by ranks, without assuming a distribution: the number of samples below the true median is
+    # binomial, and `inflation` says how many fewer independent samples there are.
+    first = math.floor(len(ordered) / 2.0 - Z95 * math.sqrt(len(ordered) * wider) / 2.0)
+    low_ms = high_ms = None
+    if len(ordered) >= LEAST_STEPS and first >= 0:
+        low_ms, high_ms = ordered[first], ordered[-1 - first]
     return StepTimes(
         steady=len(steady),
         warm_up=cold,
@@ -134,13 +139,13 @@ def marks_of(samples_ms: Sequence[float]) -> tuple[str, ...]:
     """Mark every step as warm-up, steady or outlier; too few steps are all steady."""
     cold, apart = _unsteady(samples_ms)
     marks = [WARM_UP] * cold + [STEADY] * (len(samples_ms) - cold)
-    for place in apart:
-        marks[place] = OUTLIER
+    for index in apart:
+        marks[index] = OUTLIER
     return tuple(marks)
 
 
 def _unsteady(samples_ms: Sequence[float]) -> tuple[int, list[int]]:
-    """Return how many leading steps are warm-up, and the places of the outliers after them."""
+    """Return how many leading steps are warm-up, and the indices of the outliers after them."""
     count = len(samples_ms)
     if count < LEAST_STEPS:
         return 0, []
@@ -150,21 +155,8 @@ def _unsteady(samples_ms: Sequence[float]) -> tuple[int, list[int]]:
     cold = 0
     while cold < count // 2 and samples_ms[cold] > high:
         cold += 1
-    apart = [place for place in range(cold, count) if not low <= samples_ms[place] <= high]
+    apart = [index for index in range(cold, count) if not low <= samples_ms[index] <= high]
     return cold, apart if len(apart) <= _MOST_OUTLIERS_SHARE * (count - cold) else []
-
-
-def _interval(ordered: Sequence[float], wider: float) -> tuple[float, float] | None:
-    """Return the 95 % interval of the median by ranks; None when the samples are too few.
-
-    No distribution is assumed: the number of samples below the true median is binomial, and `inflation`
-    says how many fewer independent samples there are.
-    """
-    count = len(ordered)
-    first = math.floor(count / 2.0 - Z95 * math.sqrt(count * wider) / 2.0)
-    if count < LEAST_STEPS or first < 0:
-        return None
-    return ordered[first], ordered[count - 1 - first]
 
 
 def inflation(samples: Sequence[float], ordered: Sequence[float] | None = None) -> float:
@@ -188,8 +180,8 @@ def kept(samples_ms: Sequence[float], most: int = STEPS_KEPT) -> tuple[float, ..
     return tuple(samples_ms[:: max(1, -(-len(samples_ms) // most))])
 
 
-def kept_of_part(samples_ms: Sequence[float], share: float | None, place: int) -> tuple[float, ...]:
-    """Return the samples that are kept of the part at `place` by time; none of a part too small to test."""
-    if place >= PARTS_KEPT or share is None or share < LEAST_PART_SHARE:
+def kept_of_part(samples_ms: Sequence[float], share: float | None, index: int) -> tuple[float, ...]:
+    """Return the samples that are kept of the part at `index` by time; none of a part too small to test."""
+    if index >= PARTS_KEPT or share is None or share < LEAST_PART_SHARE:
         return ()
     return tuple(round(ms, _DIGITS) for ms in kept(samples_ms, PART_STEPS_KEPT))

@@ -1,18 +1,22 @@
-"""What a run is compared with: what the user said, completed by what the profile itself tells."""
+"""What a run is compared with: hardware, costs and memory, from the user and from the profile."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import Struct, structs
 
-from stepgrade.errors import BadInput, UnknownDevice
-from stepgrade.hardware.catalogue import keys_meant
+from stepgrade.errors import BadInput, BadOption, UnknownDevice
+from stepgrade.hardware.catalogue import identify, keys_meant
 from stepgrade.hardware.ceilings import Costs
-from stepgrade.hardware.identify import identify
+from stepgrade.hardware.cost.plan import short_dtype
 from stepgrade.hardware.measured import measured_for
-from stepgrade.hardware.setup import CPU_KEY, DEFAULT_DTYPE, Setup, Target, target_of
-from stepgrade.model import Note, Profile
+from stepgrade.hardware.memory.static import capacity_bytes
+from stepgrade.hardware.setup import CPU_KEY, DEFAULT_DTYPE, Setup, Target, check_above_zero, target_of
+from stepgrade.model import Note, Profile, Recorded
+from stepgrade.model.memory import Memory
+from stepgrade.model.profile import WorkKind
+from stepgrade.model.scorecard import Fingerprint
 from stepgrade.statistics import median
 from stepgrade.units import show_si
 
@@ -23,6 +27,23 @@ if TYPE_CHECKING:
 LEAST_KNOWN_SHARE = 0.80
 
 
+class ScoreOptions(Struct, frozen=True, kw_only=True):
+    """What the user adds to a profile: the rate it ran at, and what to compare it with."""
+
+    throughput_tok_s: float | None = None
+    tokens_per_step: float | None = None
+    work: WorkKind | None = None  # where the user knows better than the source what the steps hold
+    target: Target = Target()
+
+    def __post_init__(self) -> None:
+        check_above_zero(throughput_tok_s=self.throughput_tok_s, tokens_per_step=self.tokens_per_step)
+        if self.throughput_tok_s is not None and self.tokens_per_step is not None:
+            raise BadOption(
+                "throughput and tokens per step exclude each other",
+                supply="{throughput_tok_s} or {tokens_per_step}",
+            )
+
+
 def target_for(profile: Profile, setup: Setup) -> Target:
     """Return hardware and costs: the user's word first, then the device, precision and FLOPs recorded."""
     device, notes = _device_seen(profile, setup)
@@ -30,38 +51,40 @@ def target_for(profile: Profile, setup: Setup) -> Target:
     if device is None and _is_measured_here(profile, setup):
         device, basis = CPU_KEY, None
     if device is not None:
-        setup = msgspec.structs.replace(setup, device=device)
+        setup = structs.replace(setup, device=device)
     if setup.model is None and setup.dtype == DEFAULT_DTYPE and profile.matmul_dtype is not None:
-        setup = msgspec.structs.replace(setup, dtype=profile.matmul_dtype)
+        setup = structs.replace(setup, dtype=profile.matmul_dtype)
     target = target_of(setup)
     if target.device is not None and target.device.key == CPU_KEY and profile.recorded is not None:
         # Ranks on one processor share it.
         figures = target.figures.shared_by(profile.recorded.processor_ranks)
-        target = msgspec.structs.replace(target, figures=figures)
-    said = None
+        target = structs.replace(target, figures=figures)
+    logged = None
     if profile.facts is not None:
         from stepgrade.scoring.logged import printed_note, token_cost  # only for logs
 
-        said = token_cost(profile.facts)
-        if said is not None and setup.model is None and setup.flops_per_token is None:
-            target = msgspec.structs.replace(target, model_flops=said.model, convention=said.convention)
+        logged = token_cost(profile.facts)
+        if logged is not None and setup.model is None and setup.flops_per_token is None:
+            target = structs.replace(target, model_flops=logged.model, convention=logged.convention)
         peak, fp8, rate = target.figures.peak("bf16"), target.figures.peak("fp8"), None
         if profile.tokens_per_step and profile.samples_ms:
             rate = profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
         notes = (
             *notes,
-            *printed_note(profile.facts, said, rate, *(each.per_s if each else None for each in (peak, fp8))),
+            *printed_note(
+                profile.facts, logged, rate, *(each.per_s if each else None for each in (peak, fp8))
+            ),
         )
-    return msgspec.structs.replace(
+    return structs.replace(
         target,
-        costs=_costs_seen(profile, setup, target.costs, said),
+        costs=_costs_seen(profile, setup, target.costs, logged),
         device_basis=basis,
         notes=(*target.notes, *notes),
     )
 
 
 def needs_measuring(profile: Profile, setup: Setup) -> bool:
-    """Tell whether all that a grade lacks is what the run's processor can do."""
+    """Return whether all that a grade lacks is what the run's processor can do."""
     is_on_processor = profile.recorded is not None and profile.recorded.processor is not None
     return (
         is_on_processor
@@ -77,7 +100,7 @@ def _is_named(setup: Setup) -> bool:
 
 
 def _is_measured_here(profile: Profile, setup: Setup) -> bool:
-    """Tell whether the run was recorded on a processor that was measured, when the user names no hardware."""
+    """Return whether the run's processor was measured here, if the user names no hardware."""
     recorded = profile.recorded
     if recorded is None or recorded.processor is None or _is_named(setup):
         return False
@@ -113,21 +136,70 @@ def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note
     return (key if not meant or key in meant else None), ()
 
 
-def _costs_seen(profile: Profile, setup: Setup, costs: Costs, said: TokenCost | None) -> Costs:
+def _costs_seen(profile: Profile, setup: Setup, costs: Costs, logged: TokenCost | None) -> Costs:
     """Return the costs with the recorded FLOPs of one token, when nothing better says what it costs."""
     if costs.flops is not None or costs.bytes is not None or setup.model is not None:
         return costs
-    if said is not None:
-        count = f"{show_si(said.hardware, 'FLOP')} per token ({said.convention}, from the log)"
-        return msgspec.structs.replace(costs, flops=said.hardware, flops_count=count)
+    if logged is not None:
+        count = f"{show_si(logged.hardware, 'FLOP')} per token ({logged.convention}, from the log)"
+        return structs.replace(costs, flops=logged.hardware, flops_count=count)
     flops, tokens = profile.matmul_flops, profile.tokens_per_step
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs
     per_token = flops / tokens * profile.counted_ranks
     count = f"{show_si(per_token, 'FLOP')} per token (matrix products as recorded)"
-    return msgspec.structs.replace(costs, flops=per_token, flops_count=count)
+    return structs.replace(costs, flops=per_token, flops_count=count)
 
 
 def is_well_known(profile: Profile) -> bool:
-    """Tell whether the recorded FLOPs cover enough of the matmuls to stand for them."""
+    """Return whether the recorded FLOPs cover enough of the matmuls to stand for them."""
     return (profile.matmul_known_share or 0.0) >= LEAST_KNOWN_SHARE
+
+
+def capacity_of(profile: Profile, target: Target) -> float | None:
+    """Return the memory of the device as its driver reports it: what the source says, else the catalogue."""
+    seen, failed = profile.device, profile.memory.out_of_memory if profile.memory else None
+    if failed is not None and failed.capacity_bytes:
+        return failed.capacity_bytes
+    if seen is not None and seen.memory_bytes:
+        return float(seen.memory_bytes)
+    return capacity_bytes(target.device)
+
+
+def memory_of_run(profile: Profile, target: Target) -> Memory | None:
+    """Return the memory with capacity and headroom; of a source with only a peak, that one."""
+    memory = profile.memory
+    if memory is None:
+        if not profile.peak_memory_bytes:
+            return None
+        memory = Memory(peak_bytes=profile.peak_memory_bytes)
+    capacity, peak = capacity_of(profile, target), memory.peak_bytes
+    headroom = capacity - peak if capacity is not None and peak is not None else None
+    return structs.replace(memory, capacity_bytes=capacity, headroom_bytes=headroom)
+
+
+def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
+    """Return the circumstances of a run, from the profile and the options."""
+    target, recorded = options.target, profile.recorded or Recorded()
+    # Where it ran: the catalogue's name, else the source's own word.
+    device = profile.device.name if profile.device else recorded.processor
+    if target.device is not None and target.device.key != CPU_KEY:
+        device = target.device.key  # "cpu" would be any processor
+    profiler = profile.source.producer or profile.source.format
+    if recorded.settings:  # shapes and stacks cost time
+        profiler = f"{profiler} with {', '.join(recorded.settings)}"
+    tokens = options.tokens_per_step or profile.tokens_per_step
+    precision = target.dtype if target.model else profile.matmul_dtype or recorded.precision
+    return Fingerprint(
+        device=device,
+        devices=target.devices if target.devices > 1 else None,
+        model=target.model or recorded.model,
+        batch=target.batch or recorded.batch,
+        seq=target.seq,
+        tokens_per_step=tokens,
+        samples_per_step=profile.samples_per_step if tokens is None else None,
+        precision=short_dtype(precision) if precision else None,
+        world_size=profile.world_size,
+        versions=recorded.versions,
+        profiler=profiler,
+    )

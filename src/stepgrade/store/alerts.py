@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -13,12 +14,10 @@ from stepgrade.compare.change_points import LEAST_SEGMENT, change_points
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption
 from stepgrade.model.comparison import METRICS, RATES
-from stepgrade.store.database import Row
 from stepgrade.store.history import History
 from stepgrade.store.runs import KEPT_METRICS, NO_BRANCH, Selection
-from stepgrade.store.tables import is_better
+from stepgrade.store.tables import LEAST_CHANGE, is_better
 from stepgrade.store.team import moment_after, now
-from stepgrade.store.trend import LEAST_CHANGE
 
 State = Literal["open", "acknowledged", "waived", "resolved"]
 STATES: tuple[State, ...] = ("open", "acknowledged", "waived", "resolved")
@@ -103,9 +102,6 @@ class Message(Struct, frozen=True, kw_only=True):
     tries: int
 
 
-_COLUMNS = Alert.__struct_fields__
-
-
 class Alerts:
     """The alerts of one project."""
 
@@ -130,7 +126,9 @@ class Alerts:
             if not found:
                 continue
             numbers = [number for number, _ in series]
-            known = self._of_series(metric, branch, digest)
+            known = self._select(
+                "and metric = ? and coalesce(branch, '') = ? and digest = ?", metric, branch or "", digest
+            )
             for index, change in enumerate(found):
                 near = set(numbers[max(0, change.index - LEAST_SEGMENT) : change.index + LEAST_SEGMENT + 1])
                 if is_better(metric, change.change):
@@ -141,38 +139,21 @@ class Alerts:
                         is_better(metric, later.change) and later.after <= change.before for later in ends
                     ):
                         continue  # over before it was reported
-                    number = self._open(
-                        metric, branch, digest, numbers, change.index, (change.before, change.after)
-                    )
-                    opened.append(self.alert(number))
-        return [alert for alert in opened if alert is not None]
+                    last, first = numbers[change.index - 1], numbers[change.index]
+                    commits = self._history.commits([last, first])
+                    row: dict[str, object] = {"metric": metric, "branch": branch, "digest": digest}
+                    row |= {"last_run": last, "first_run": first}
+                    row |= {"last_commit": commits.get(last), "first_commit": commits.get(first)}
+                    row |= {"level_before": change.before, "level_after": change.after}
+                    row |= {"project": self._history.project, "opened_at": now(), "changed_at": now()}
+                    row |= {"state": "open", "reason": "", "changed_by": "stepgrade"}
+                    opened += self._select("and id = ?", self._database.insert("alert", row))
+        return opened
 
-    def _of_series(self, metric: str, branch: str | None, digest: str) -> list[Alert]:
-        rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
-            "where project = ? and metric = ? and coalesce(branch, '') = ? and digest = ?",
-            (self._history.project, metric, branch or "", digest),
-        )
-        return [_alert(row) for row in rows]
-
-    def _open(
-        self,
-        metric: str,
-        branch: str | None,
-        digest: str,
-        numbers: Sequence[int],
-        index: int,
-        levels: tuple[float, float],
-    ) -> int:
-        last, first = numbers[index - 1], numbers[index]
-        commits = self._history.commits([last, first])
-        values: list[object] = [self._history.project, metric, branch, digest, last, first, commits.get(last)]
-        values += [commits.get(first), *levels, now(), "open", "", "stepgrade", now(), None]
-        marks = ", ".join("?" * len(values))
-        return self._database.insert(
-            f"insert into stepgrade_alert ({', '.join(_COLUMNS[1:])}) values ({marks})",
-            values,
-        )
+    def _select(self, rest: str, *values: object) -> list[Alert]:
+        """Return alerts of the project; `rest` are further conditions."""
+        own = (self._history.project, *values)
+        return self._database.select(Alert, f"alert where project = ? {rest}", own)
 
     def _resolve(self, known: Sequence[Alert], first_run: int, level: float, metric: str) -> None:
         """Resolve earlier alerts whose level is back to what it was, or better."""
@@ -186,21 +167,12 @@ class Alerts:
 
     def alert(self, number: int) -> Alert | None:
         """Return an alert of the project; None if it does not exist."""
-        rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert where project = ? and id = ?",
-            (self._history.project, number),
-        )
-        return _alert(rows[0]) if rows else None
+        return next(iter(self._select("and id = ?", number)), None)
 
     def listed(self, states: Sequence[str] = STATES, limit: int = 200) -> list[Alert]:
         """Return alerts in these states, newest first."""
         marks = ", ".join("?" * len(states)) or "null"
-        rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
-            f"where project = ? and state in ({marks}) order by id desc limit ?",
-            (self._history.project, *states, limit),
-        )
-        return [_alert(row) for row in rows]
+        return self._select(f"and state in ({marks}) order by id desc limit ?", *states, limit)
 
     def change(self, number: int, state: str, *, reason: str, who: str, until: dt.date | None = None) -> None:
         """Set the state of an alert; acknowledging and waiving need a reason, waiving also a last day."""
@@ -229,13 +201,8 @@ class Alerts:
 
     def reopen_expired(self, today: dt.date) -> list[Alert]:
         """Reopen alerts whose waiver has expired, and return them."""
-        rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
-            "where project = ? and state = 'waived' and waived_until < ?",
-            (self._history.project, today.isoformat()),
-        )
         found = []
-        for alert in map(_alert, rows):
+        for alert in self._select("and state = 'waived' and waived_until < ?", today.isoformat()):
             reason = f"the waiver expired on {alert.waived_until}: {alert.reason}"[:_MOST_REASON]
             self.change(alert.id, "open", reason=reason, who="stepgrade")
             found.append(alert)
@@ -256,13 +223,17 @@ class Alerts:
 
     def channels(self) -> list[Channel]:
         """Return the project's channels."""
-        rows = self._database.execute(
-            "select id, project, kind, target, secret, settings, created_at from stepgrade_channel "
-            "where project = ? order by id",
-            (self._history.project,),
-        )
-        names = ("id", "project", "kind", "target", "secret", "quiet", "created_at")
-        return [Channel(**dict(zip(names, row, strict=True)) | {"quiet": _quiet(row[5])}) for row in rows]
+        columns = "id, project, kind, target, secret, created_at, settings"
+        sql = f"select {columns} from stepgrade_channel where project = ? order by id"
+        found = []
+        for *row, settings in self._database.execute(sql, (self._history.project,)):
+            quiet = QuietHours()  # also if the row is invalid
+            with suppress(msgspec.DecodeError, TypeError, UnicodeError):
+                stored = from_json(settings, QuietHours)
+                quiet = stored if 0 <= stored.begin < 24 and 0 <= stored.end < 24 else quiet
+            fields = dict(zip(columns.split(", "), row, strict=False))
+            found.append(Channel(**fields, quiet=quiet))
+        return found
 
     def channel_states(self) -> dict[int, ChannelState]:
         """Return the delivery state of each channel by id."""
@@ -291,11 +262,9 @@ class Alerts:
             raise BadOption("quiet hours must be from 0 to 23", field="quiet")
         if len(self.channels()) >= MOST_CHANNELS:
             raise BadOption(f"a project can have at most {MOST_CHANNELS} channels", hint="remove one first")
-        return self._database.insert(
-            "insert into stepgrade_channel (project, kind, target, secret, settings, created_at) "
-            "values (?, ?, ?, ?, ?, ?)",
-            (self._history.project, kind, target, secret, msgspec.json.encode(quiet).decode(), now()),
-        )
+        row = {"project": self._history.project, "kind": kind, "target": target, "secret": secret}
+        row |= {"settings": msgspec.json.encode(quiet).decode(), "created_at": now()}
+        return self._database.insert("channel", row)
 
     def remove_channel(self, number: int) -> None:
         """Remove a channel."""
@@ -308,11 +277,8 @@ class Alerts:
         at = dt.datetime.now(dt.UTC)
         for channel in self.channels():
             due = channel.quiet.next_moment(at).isoformat(timespec="seconds")
-            self._database.execute(
-                "insert into stepgrade_message (channel_id, alert_id, event, tries, next_at) "
-                "values (?, ?, ?, 0, ?) on conflict (channel_id, alert_id, event) do nothing",
-                (channel.id, alert.id, event, due),
-            )
+            row = {"channel_id": channel.id, "alert_id": alert.id, "event": event}
+            self._database.put("message", {**row, "tries": 0, "next_at": due}, ", ".join(row))
 
     def projects_with_due(self) -> list[str]:
         """Return the projects with messages due, the longest waiting first."""
@@ -331,24 +297,23 @@ class Alerts:
         """
         marks = ", ".join("?" * len(busy))
         with self._database.transaction(exclusive=True):
-            rows = self._database.execute(
-                f"select {', '.join(Message.__struct_fields__)} from stepgrade_message "
-                "where id in (select min(m.id) from stepgrade_message m "
+            messages = self._database.select(
+                Message,
+                "message where id in (select min(m.id) from stepgrade_message m "
                 "join stepgrade_channel c on c.id = m.channel_id "
                 "where m.sent_at is null and m.next_at <= ? and m.tries <= ? and c.project = ? "
                 f"{f'and c.id not in ({marks}) ' if busy else ''}group by m.channel_id) "
                 "order by next_at, id limit ?",
                 (now(), len(RETRIES_S), self._history.project, *busy, limit),
             )
-            for row in rows:
+            for message in messages:
                 self._database.execute(
                     "update stepgrade_message set tries = tries + 1, next_at = ? where id = ?",
-                    (moment_after(seconds=_CLAIMED_S), row[0]),
+                    (moment_after(seconds=_CLAIMED_S), message.id),
                 )
         channels = {channel.id: channel for channel in self.channels()}
         claimed = []
-        for row in rows:
-            message = Message(**dict(zip(Message.__struct_fields__, row, strict=True)))
+        for message in messages:
             alert = self.alert(message.alert_id)
             if alert is not None and message.channel_id in channels:
                 claimed.append((message, channels[message.channel_id], alert))
@@ -378,16 +343,3 @@ class Alerts:
                 "where channel_id = ? and sent_at is null and (next_at < ? or id = ?)",
                 (until, message.channel_id, until, message.id),
             )
-
-
-def _quiet(text: str) -> QuietHours:
-    """Return the quiet hours of a channel; none if the row is invalid."""
-    try:
-        found = from_json(text, QuietHours)
-    except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
-        return QuietHours()
-    return found if 0 <= found.begin < 24 and 0 <= found.end < 24 else QuietHours()
-
-
-def _alert(row: Row) -> Alert:
-    return Alert(**dict(zip(_COLUMNS, row, strict=True)))

@@ -17,13 +17,10 @@ from stepgrade.compare.fingerprint import digest_of
 from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import BadHistory, BadOption, DamagedHistory, KeyTaken, NoSuchRun, did_you_mean
 from stepgrade.files import MODES
-from stepgrade.model import Fingerprint
-from stepgrade.model.run import RunRow
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.comparison import RunRow
+from stepgrade.model.scorecard import Fingerprint, Scorecard
 from stepgrade.scoring.step_times import step_times
-from stepgrade.store.database import Database, Row
-from stepgrade.store.location import VARIABLE, locate
-from stepgrade.store.migrations import migrate
+from stepgrade.store.database import VARIABLE, Database, Row, locate, migrate
 from stepgrade.store.runs import (
     DECODED_BYTES,
     KEPT_METRICS,
@@ -41,7 +38,8 @@ _MAX_VALUES = 900
 # A scorecard is a few hundred kilobytes; with a thousand ranks, a few megabytes.
 _EXPORT_BATCH = 50
 _LARGEST_CARD = 32 << 20
-_COLUMNS = (
+RUN_COLUMNS = (
+    "id",
     "added_at",
     "digest",
     "git_commit",
@@ -50,11 +48,7 @@ _COLUMNS = (
     "source",
     "grade",
     *KEPT_METRICS,
-    "step_sigma",
 )
-RUN_COLUMNS = ("id", *_COLUMNS)
-# Columns of stepgrade_run that are not part of a RunRow.
-_ORIGIN = ("project", "upload_key", "upload_digest", "added_by", "device_hours", "has_findings")
 DEFAULT_PROJECT = "default"
 PINNED = "pinned"  # runs with this label are never removed automatically
 
@@ -93,37 +87,58 @@ class History(Runs):
 
         Raise KeyTaken when a key belongs to a different run.
         """
-        names = (*_COLUMNS, *_ORIGIN)
-        columns, marks = ", ".join(names), ", ".join("?" * len(names))
+        import hashlib  # only when something is stored
+
         numbers = []
         with self.database.transaction():
             for run in runs:
-                fingerprint = run.card.fingerprint or Fingerprint()
-                digest = digest_of(fingerprint)
-                text = _card_text(run)
+                card = run.card
+                text = card.to_json().encode()
+                try:
+                    if not run.is_decoded:
+                        Scorecard.from_json(text)
+                except (msgspec.DecodeError, UnicodeError) as error:
+                    problem = f"the run was not stored: its scorecard could not be read back: {error}"
+                    raise BadHistory(problem) from error
+                if len(text) > _LARGEST_CARD:
+                    problem = f"its scorecard has {len(text)} bytes, more than {_LARGEST_CARD}"
+                    raise BadHistory(f"the run was not stored: {problem}")
                 key = run.key or os.urandom(16).hex()
-                content = run.content or _content_digest(run, text)
+                # The same when a run is sent again, and different for another run.
+                origin = as_text(repr((run.commit, run.branch, sorted(run.labels.items()))))
+                content = run.content or hashlib.sha256(text + origin.encode()).hexdigest()
                 if (earlier := self.run_with_key(key, content)) is not None:
                     numbers.append(earlier)
                     continue
-                self.database.execute(
-                    "insert into stepgrade_fingerprint (digest, body) values (?, ?) "
-                    "on conflict (digest) do nothing",
-                    (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
-                )
-                hours = device_hours(run.card) if run.device_hours is None else run.device_hours
-                number = self.database.insert(
-                    f"insert into stepgrade_run ({columns}) values ({marks}) "
-                    "on conflict (project, upload_key) do nothing",
-                    [*_values(run, digest), self.project, key, content, run.added_by, hours, 1],
-                )
+                fingerprint = card.fingerprint or Fingerprint()
+                digest = digest_of(fingerprint)
+                body = msgspec.json.encode(fingerprint, order="sorted").decode()
+                self.database.put("fingerprint", {"digest": digest, "body": body}, "digest")
+                times = step_times(card.steps.samples_ms) if card.steps else None
+                new = run.storable()
+                row = {
+                    "project": self.project,
+                    "added_at": new.added_at,
+                    "git_commit": new.commit,
+                    "branch": new.branch,
+                    "labels": msgspec.json.encode(new.labels, order="sorted").decode(),
+                    "digest": digest,
+                    "upload_key": key,
+                    "upload_digest": content,
+                    "source": ", ".join(card.source.files),
+                    "grade": card.grade,
+                    **{name: card.metrics[name] for name in KEPT_METRICS},
+                    "step_sigma": times.sigma_log if times else None,
+                    "added_by": run.added_by,
+                    "device_hours": device_hours(card) if run.device_hours is None else run.device_hours,
+                    "has_findings": 1,
+                }
+                number = self.database.insert("run", row, "project, upload_key")
                 if not number:  # another connection was faster
                     numbers.append(self.run_with_key(key, content) or 0)
                     continue
-                self.database.execute(
-                    "insert into stepgrade_card (run_id, body) values (?, ?)", (number, zlib.compress(text))
-                )
-                self._add_findings(number, run.card)
+                self.database.put("card", {"run_id": number, "body": zlib.compress(text)})
+                self._add_findings(number, card)
                 numbers.append(number)
         return numbers
 
@@ -149,11 +164,9 @@ class History(Runs):
 
     def _add_findings(self, number: int, card: Scorecard) -> None:
         for found in card.findings:
-            self.database.execute(
-                "insert into stepgrade_finding (run_id, rule, severity, claim, gain_low, gain_high) "
-                "values (?, ?, ?, ?, ?, ?)",
-                (number, found.rule, found.severity, found.claim, found.gain_low, found.gain_high),
-            )
+            names = ("rule", "severity", "claim", "gain_low", "gain_high")
+            row = {name: getattr(found, name) for name in names}
+            self.database.put("finding", {"run_id": number, **row})
 
     def without_findings(self, limit: int) -> list[int]:
         """Return ids of runs stored before findings had a table, newest first."""
@@ -210,9 +223,18 @@ class History(Runs):
         """Return rows of RUN_COLUMNS as runs; invalid rows are skipped."""
         found = []
         for row in rows:
+            values = dict(zip(RUN_COLUMNS, row, strict=True))
+            values["metrics"] = {name: values[name] for name in KEPT_METRICS if values[name] is not None}
+            values["commit"] = values["git_commit"]
             try:
-                found.append(_row(row))
-            except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+                values["labels"] = msgspec.json.decode(values["labels"])
+                run = from_builtins({name: values[name] for name in RunRow.__struct_fields__}, RunRow)
+                is_valid = all(map(isfinite, run.metrics.values()))
+            except (msgspec.DecodeError, TypeError, UnicodeError):
+                is_valid = False
+            if is_valid:
+                found.append(run)
+            else:
                 self._skip(row[0], "its row is invalid")
         return found
 
@@ -277,13 +299,7 @@ class History(Runs):
                     self._skip(number, f"with its scorecard the runs would take more memory than {limit}")
                     continue
                 found[number] = Scorecard.from_json(text)
-            except (
-                zlib.error,
-                msgspec.DecodeError,
-                msgspec.ValidationError,
-                TypeError,
-                UnicodeError,
-            ) as error:
+            except (zlib.error, msgspec.DecodeError, TypeError, UnicodeError) as error:
                 self._skip(number, f"its scorecard is damaged: {error}")
         return found
 
@@ -304,7 +320,7 @@ class History(Runs):
         )
         found = {}
         for digest, body in rows:
-            with suppress(msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+            with suppress(msgspec.DecodeError, TypeError, UnicodeError):
                 found[str(digest)] = from_json(body, Fingerprint)
         return found
 
@@ -355,10 +371,10 @@ def open_history(
 ) -> Runs:
     """Open the history at a path, a postgresql:// URL, or https://SERVER/PROJECT with STEPGRADE_TOKEN.
 
-    The default is STEPGRADE_HISTORY, else .stepgrade/history.db in the working directory. `max_memory` is how
-    many bytes the runs that are read at once may take, by default a quarter of the machine's. A new file can
-    be read and written by its `readable_by`: owner, group or all, as far as the umask allows. `project` is
-    one of those in a team's file or database; a server's URL names its own.
+    The default is STEPGRADE_HISTORY, else .stepgrade/history.db in the working directory. `max_memory` limits
+    the bytes of runs read at once (default: a quarter of the machine's memory). `readable_by` (owner, group,
+    all) sets the mode of a new file, within the umask. `project` selects one in a team's file or database; a
+    server's URL includes it.
     """
     named = location or os.environ.get(VARIABLE)
     if named and re.match(r"(?i)https?:", named):
@@ -382,32 +398,19 @@ def open_store(
     if readable_by not in MODES:
         raise BadOption(f"must be one of {', '.join(MODES)}", field="readable_by")
     url, name = locate(location)
+    database = connect(url, name, create=create, new_mode=MODES[readable_by])
+    return History(database, max_memory, project)
+
+
+def connect(url: str | None, name: str, **options: Any) -> Database:
+    """Connect to the PostgreSQL URL, or without one to the SQLite file of that name with these options."""
     if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # an extra
 
-        return History(PostgresDatabase(url, name), max_memory, project)
+        return PostgresDatabase(url, name)
     from stepgrade.store.sqlite import SqliteDatabase  # not needed for a server
 
-    return History(SqliteDatabase(name, create=create, new_mode=MODES[readable_by]), max_memory, project)
-
-
-def _values(run: NewRun, digest: str) -> list[object]:
-    card = run.card
-    times = step_times(card.steps.samples_ms) if card.steps else None
-    added_at = run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    metrics = card.metrics
-    labels = {as_text(name): as_text(label) for name, label in run.labels.items()}
-    return [
-        added_at,
-        digest,
-        run.commit and as_text(run.commit),
-        run.branch and as_text(run.branch),
-        msgspec.json.encode(labels, order="sorted").decode(),
-        ", ".join(card.source.files),
-        card.grade,
-        *(metrics[name] for name in KEPT_METRICS),
-        times.sigma_log if times else None,
-    ]
+    return SqliteDatabase(name, **options)
 
 
 def conditions(which: Selection, project: str) -> tuple[str, list[Any]]:
@@ -448,23 +451,6 @@ def _literal(text: str) -> str:
     return text
 
 
-def _row(row: Row) -> RunRow:
-    """Return a run; raise msgspec's errors for a row that stepgrade did not write."""
-    values = dict(zip(RUN_COLUMNS, row, strict=True))
-    metrics = {name: values[name] for name in KEPT_METRICS if values[name] is not None}
-    if not all(isinstance(value, int | float) and isfinite(value) for value in metrics.values()):
-        raise TypeError("a metric is not a number")
-    return from_builtins(
-        {
-            **{name: values[name] for name in ("id", "added_at", "digest", "branch", "source", "grade")},
-            "commit": values["git_commit"],
-            "labels": msgspec.json.decode(values["labels"]),
-            "metrics": metrics,
-        },
-        RunRow,
-    )
-
-
 def device_hours(card: Scorecard) -> float | None:
     """Return the device-hours that a card's source covers; None if unknown."""
     devices = card.fingerprint.world_size if card.fingerprint else None
@@ -475,26 +461,3 @@ def device_hours(card: Scorecard) -> float | None:
     if not count or card.step_time_ms is None:
         return None
     return count * card.step_time_ms / 1000.0 * devices / 3600.0
-
-
-def _content_digest(run: NewRun, text: bytes) -> str:
-    """Return a digest that is the same when a run is sent again, and differs for another run."""
-    import hashlib  # only when something is stored
-
-    origin = as_text(repr((run.commit, run.branch, sorted(run.labels.items()))))
-    return hashlib.sha256(text + origin.encode()).hexdigest()
-
-
-def _card_text(run: NewRun) -> bytes:
-    """Return a run's scorecard as JSON; raise BadHistory if it could not be read back."""
-    text = run.card.to_json().encode()
-    try:
-        if not run.is_decoded:
-            Scorecard.from_json(text)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
-        raise BadHistory(f"the run was not stored: its scorecard could not be read back: {error}") from error
-    if len(text) > _LARGEST_CARD:
-        raise BadHistory(
-            f"the run was not stored: its scorecard has {len(text)} bytes, more than {_LARGEST_CARD}"
-        )
-    return text

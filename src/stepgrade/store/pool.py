@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepgrade.errors import BadHistory
-from stepgrade.store.database import Database
-from stepgrade.store.history import History
-from stepgrade.store.location import locate
+from stepgrade.store.database import Database, locate
+from stepgrade.store.history import History, connect
 
 # How the store is named to clients.
 SHOWN = "the history"
@@ -44,9 +43,9 @@ class Pool:
         is_sound = False
         try:
             if database is None:
-                database = self._opened()
-                database.name = SHOWN
+                database = connect(self._url, self.name, create=True, is_pooled=True)
                 history = History(database, project=project)
+                database.name = SHOWN  # from here on: what is said before concerns the location
             else:
                 history = History(database, project=project, is_migrated=True)
             try:
@@ -81,12 +80,3 @@ class Pool:
             from stepgrade.store.sqlite import leave_wal
 
             leave_wal(self.name)
-
-    def _opened(self) -> Database:
-        if self._url is not None:
-            from stepgrade.store.postgres import PostgresDatabase  # an extra
-
-            return PostgresDatabase(self._url, self.name)
-        from stepgrade.store.sqlite import SqliteDatabase  # not needed for a server
-
-        return SqliteDatabase(self.name, create=True, is_pooled=True)

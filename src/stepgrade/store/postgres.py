@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepgrade.errors import BadHistory, BadValue, DamagedHistory
-from stepgrade.store.database import Row
+from stepgrade.store.database import Database, Row, insert_statement
 
 if TYPE_CHECKING:
     import psycopg
@@ -27,7 +27,7 @@ _KEEP_ALIVE = {
 _VERSION_TABLE = "create table if not exists stepgrade_version (number integer not null)"
 
 
-class PostgresDatabase:
+class PostgresDatabase(Database):
     """One connection to one database of a server."""
 
     words: ClassVar[dict[str, str]] = {
@@ -54,9 +54,9 @@ class PostgresDatabase:
             cursor = self._connection.execute(statement, tuple(values))
             return cursor.fetchall() if cursor.description else []
 
-    def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id; 0 after a conflict that was ignored."""
-        rows = self.execute(f"{sql} returning id", values)
+    def insert(self, table: str, values: Mapping[str, object], conflict: str = "") -> int:
+        """Add a row to a table with ids and return its id; 0 after a conflict."""
+        rows = self.execute(f"{insert_statement(table, values, conflict)} returning id", [*values.values()])
         return int(rows[0][0]) if rows else 0
 
     @contextmanager

@@ -2,27 +2,169 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import gzip
+import hmac
 import os
 import re
+import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
+from stepgrade.decoding import from_json
+from stepgrade.engine.cache import is_ours
 from stepgrade.errors import BadHistory, NoSuchRun, NotLetIn, OddAnswer, Unreachable
+from stepgrade.files import MODES, state_folder, write_whole
 from stepgrade.memory import default_limit
-from stepgrade.model import Fingerprint
-from stepgrade.model.run import RunRow
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.comparison import RunRow
+from stepgrade.model.scorecard import Fingerprint, Scorecard
 from stepgrade.store.client import Client
-from stepgrade.store.outbox import KEY, Outbox, OutboxFile, files_in
-from stepgrade.store.runs import DECODED_BYTES, NewRun, RunOrigin, Runs, Selection, as_text
+from stepgrade.store.runs import DECODED_BYTES, NewRun, RunOrigin, Runs, Selection
+
+FOLDER = "STEPGRADE_OUTBOX"  # environment variable that overrides the folder
+_CHECKOUTS = (
+    "GITHUB_WORKSPACE",
+    "CI_PROJECT_DIR",
+    "BUILDKITE_BUILD_CHECKOUT_PATH",
+    "BUILD_SOURCESDIRECTORY",
+)
+_MOST_BYTES = 256 << 20
+KEY = r"[A-Za-z0-9._:-]{1,128}"  # what servers accept
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file in the outbox."""
+
+    server: str
+    key: str
+    body: msgspec.Raw
+    code: str = ""
+
+
+class OutboxFile(NamedTuple):
+    """A file in an outbox, and why it is not sent automatically; empty if it is."""
+
+    path: Path
+    run: Waiting | None
+    problem: str = ""
+
+
+class Outbox:
+    """The runs that wait for one project on one server, under one token; they are sent nowhere else.
+
+    Files in a checkout are never sent automatically: a pull request could contain runs that claim to be of
+    `main`. So the outbox is outside of any checkout, in a folder that only the user can write to, and each
+    run is signed with the token (HMAC).
+    """
+
+    def __init__(self, server: str, token: str | None) -> None:
+        self._server = server
+        self._secret = (token or "").encode()
+        self.folder = outbox_folder() / self._code(b"folder")[:32]
+
+    def keep(self, key: str, body: bytes) -> Path:
+        """Write a run to the outbox; raise BadHistory if that is impossible or unsafe."""
+        try:
+            for folder in (self.folder.parent, self.folder):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_folder(self.folder)
+            run = Waiting(
+                server=self._server, key=key, body=msgspec.Raw(body), code=self._code(b"run", key, body)
+            )
+            path = self.folder / f"run-{time.time_ns():020}-{os.urandom(4).hex()}.json"
+            write_whole(path, msgspec.json.encode(run), new_mode=MODES["owner"])
+        except OSError as error:
+            raise BadHistory(error.strerror or str(error), where=str(self.folder)) from error
+        return path
+
+    def waiting(self) -> list[OutboxFile]:
+        """Return the waiting runs, oldest first; raise BadHistory if others can write to the folder."""
+        if not os.path.lexists(self.folder):
+            return []
+        check_folder(self.folder)
+        return [self.checked(file) for file in files_in(self.folder)]
+
+    def checked(self, found: OutboxFile) -> OutboxFile:
+        """Return a file with the reason why it must not be sent to this server under this token, if any."""
+        path, run, problem = found
+        if run is None or problem:
+            return found
+        is_here = run.server == self._server and path.parent == self.folder
+        is_signed = hmac.compare_digest(
+            self._code(b"run", run.key, bytes(run.body)).encode(), run.code.encode()
+        )
+        return OutboxFile(path, run, "" if is_here and is_signed else "was not written with this token")
+
+    def _code(self, *parts: str | bytes) -> str:
+        """Return the HMAC of the parts under the token."""
+        text = b"".join(
+            len(raw).to_bytes(8, "big") + raw
+            for part in ("stepgrade outbox 1", self._server, *parts)
+            for raw in (part.encode() if isinstance(part, str) else part,)
+        )
+        return hmac.new(self._secret, text, "sha256").hexdigest()
+
+
+def outbox_folder() -> Path:
+    """Return the folder of all outboxes: STEPGRADE_OUTBOX, else in the user's state folder."""
+    return Path(os.environ.get(FOLDER) or Path(state_folder(), "outbox"))
+
+
+def check_folder(folder: Path) -> None:
+    """Raise BadHistory for a folder that someone else can write to."""
+    hint = f"set {FOLDER} to a folder of your own, outside of any checkout"
+    for path in (folder.parent, folder):
+        try:
+            is_safe = is_ours(path.lstat())
+        except OSError as error:
+            raise BadHistory(f"cannot be read: {error.strerror}", where=str(path)) from error
+        if not is_safe:
+            problem = "others can write to this folder: no runs are kept there, and none are sent"
+            raise BadHistory(problem, where=str(path), hint=hint)
+    real = folder.resolve()
+    here = Path.cwd().resolve()
+    tops = [path for path in (here, *here.parents) if (path / ".git").exists()][:1]
+    tops += [Path(named).resolve() for name in _CHECKOUTS if (named := os.environ.get(name))]
+    for top in tops:
+        if real.is_relative_to(top):
+            problem = f"is inside the checkout {top}, where others can add files"
+            raise BadHistory(problem, where=str(folder), hint=hint)
+
+
+def everything(token: str | None) -> Iterator[OutboxFile]:
+    """Yield the runs that wait for any server, and those that servers rejected."""
+    for folder in sorted(outbox_folder().glob("*")):
+        for file in files_in(folder, "*run-*.json"):
+            yield Outbox(file.run.server, token).checked(file) if file.run else file
+
+
+def files_in(folder: Path, names: str = "run-*.json", *, is_any_owner: bool = False) -> Iterator[OutboxFile]:
+    """Yield the runs that wait in a folder, oldest first; links are not followed."""
+    for path in sorted(folder.glob(names)):
+        with suppress(FileNotFoundError):  # another process has sent it
+            try:
+                # Neither a link nor a pipe, and unless allowed no other user's file.
+                handle = os.open(
+                    path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+                )
+                with os.fdopen(handle, "rb") as file:
+                    status = os.fstat(handle)
+                    if not stat.S_ISREG(status.st_mode) or not (is_any_owner or is_ours(status)):
+                        raise PermissionError(f"{path} belongs to another user")
+                    run = from_json(file.read(_MOST_BYTES), Waiting)
+                problem = "" if re.fullmatch(KEY, run.key) else "its key is invalid"
+            except FileNotFoundError:
+                raise
+            except (OSError, msgspec.DecodeError, UnicodeError, RecursionError):
+                run, problem = None, "not a run"
+            yield OutboxFile(path, run, problem)
+
 
 _MOST_ANSWER = 64 << 20
 _PAGE = 500
@@ -223,13 +365,8 @@ def _fields(which: Selection) -> list[tuple[str, object]]:
 
 
 def _body(run: NewRun) -> bytes:
-    labels = {as_text(name): as_text(label) for name, label in run.labels.items()}
-    given = {
-        "commit": run.commit and as_text(run.commit),
-        "branch": run.branch and as_text(run.branch),
-        "added_at": run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "device_hours": run.device_hours,
-    }
-    known = {name: value for name, value in given.items() if value is not None}
+    new = run.storable()
+    names = ("commit", "branch", "added_at", "device_hours")
+    known = {name: value for name in names if (value := getattr(new, name)) is not None}
     card = msgspec.Raw(run.card.to_json().encode())
-    return msgspec.json.encode({"card": card, "labels": labels, **known})
+    return msgspec.json.encode({"card": card, "labels": new.labels, **known})

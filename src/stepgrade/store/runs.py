@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.compare.fingerprint import differences
 from stepgrade.errors import BadHistory, NoSuchRun
 from stepgrade.memory import default_limit
-from stepgrade.model import Fingerprint
-from stepgrade.model.comparison import METRICS
-from stepgrade.model.run import RunRow
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.comparison import METRICS, RunRow
+from stepgrade.model.scorecard import Fingerprint, Scorecard
 
 # Metrics with a column in stepgrade_run.
 KEPT_METRICS = tuple(name for name in METRICS if name != "hfu")
@@ -38,6 +37,16 @@ class NewRun(Struct, frozen=True, kw_only=True):
     device_hours: float | None = None  # of the whole training; default: what the card covers
     content: str | None = None  # digest of the input it was scored from; default: the card's digest
     is_decoded: bool = False  # the card was decoded from JSON, so it is known to be readable
+
+    def storable(self) -> NewRun:
+        """Return the run with a time, and with undecodable bytes of its texts escaped."""
+        return structs.replace(
+            self,
+            commit=self.commit and as_text(self.commit),
+            branch=self.branch and as_text(self.branch),
+            labels={as_text(name): as_text(label) for name, label in self.labels.items()},
+            added_at=self.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        )
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):

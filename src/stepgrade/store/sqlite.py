@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any, BinaryIO, ClassVar
 
 from stepgrade.errors import BadHistory, BadValue, DamagedHistory, NoHistory
 from stepgrade.files import MODES, write_by
-from stepgrade.store.database import Row
-from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.database import MIGRATIONS, Database, Row, insert_statement
 
 # How long writers wait for each other; an insert takes milliseconds.
 WAIT_S = 60.0
@@ -34,7 +33,7 @@ _SCHEMA = "select type, name, tbl_name, sql from sqlite_master where name not li
 _READ_ONLY_HINT = "use another location for the history, or make the directory writable"
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """A connection to a SQLite file."""
 
     words: ClassVar[dict[str, str]] = {
@@ -99,10 +98,11 @@ class SqliteDatabase:
         with self._errors():
             return self._connection.execute(sql, tuple(values)).fetchall()
 
-    def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id; 0 after a conflict that was ignored."""
+    def insert(self, table: str, values: Mapping[str, object], conflict: str = "") -> int:
+        """Add a row to a table with ids and return its id; 0 after a conflict."""
+        sql = insert_statement(table, values, conflict)
         with self._errors():
-            cursor = self._connection.execute(sql, tuple(values))
+            cursor = self._connection.execute(sql, tuple(values.values()))
             return int(cursor.lastrowid or 0) if cursor.rowcount else 0
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from stepgrade.model.run import RunRow
+from stepgrade.model.comparison import RunRow
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import History
 from stepgrade.store.remote import RemoteHistory

@@ -1,14 +1,16 @@
-"""Queries over all runs of a project: the sorted table, the best configurations, the cost of findings."""
+"""Queries over all runs of a project: the table, the best configurations, costs of findings, trends."""
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct, structs
 
-from stepgrade.errors import BadOption, did_you_mean
-from stepgrade.model.comparison import METRICS
-from stepgrade.model.run import RunRow
+from stepgrade.compare.change_points import change_points
+from stepgrade.errors import BadOption, NotMeasured, did_you_mean
+from stepgrade.model.comparison import METRICS, LevelChange, Point, RunRow, Trend
 from stepgrade.store.history import RUN_COLUMNS, History, conditions
-from stepgrade.store.runs import Runs, Selection
+from stepgrade.store.runs import KEPT_METRICS, Runs, Selection
 
 # Sort keys of the table; each has an index.
 SORTS = ("added", "step_time_ms", "throughput_tok_s", "efficiency")
@@ -32,6 +34,11 @@ class Configuration(Struct, frozen=True, kw_only=True):
     newest: int
     step_time_ms: float | None
     throughput_tok_s: float | None
+
+    @property
+    def speed(self) -> tuple[int, float]:
+        """Return a sort key: the throughput if known, else the step time."""
+        return (1, self.throughput_tok_s) if self.throughput_tok_s else (0, -(self.step_time_ms or inf))
 
 
 class FindingCost(Struct, frozen=True, kw_only=True):
@@ -64,11 +71,9 @@ def page_of_runs(
         raise BadOption(f"runs cannot be sorted by {sort!r}", hint=did_you_mean(sort, SORTS))
     limit = which.limit or 50
     where, values = conditions(structs.replace(which, limit=None), history.project)
-    column, sign, order = (
-        ("id" if sort == "added" else sort),
-        "><"[not is_rising],
-        ("asc" if is_rising else "desc"),
-    )
+    column, sign, order = "id" if sort == "added" else sort, "<", "desc"
+    if is_rising:
+        sign, order = ">", "asc"
     if after is not None:
         value, _, number = after.rpartition("~")
         try:
@@ -165,3 +170,45 @@ def branches_of(history: History) -> list[str]:
 def is_better(metric: str, change: float) -> bool:
     """Return whether a change of a metric is an improvement."""
     return change < 0 if METRICS[metric].worse == "up" else change > 0
+
+
+# Smaller changes of level are not reported.
+LEAST_CHANGE = 0.01
+
+
+def trend_of(history: Runs, metric: str, which: Selection, allowed: frozenset[str] = frozenset()) -> Trend:
+    """Return the trend of the runs that are comparable with the newest of those selected."""
+    newest = history.runs(structs.replace(which, limit=1))
+    if not newest:
+        raise NotMeasured("no matching run", where=history.name, hint="stepgrade history list")
+    digests: tuple[str, ...] = (newest[0].digest,)
+    if allowed and (fingerprint := history.fingerprints().get(newest[0].digest)):
+        digests = history.comparable(fingerprint, allowed)
+    series = history.series(metric, structs.replace(which, digests=digests))
+    points = tuple(Point(id=number, value=value) for number, value in series)
+    if not points:
+        hint = f"known metrics: {', '.join(KEPT_METRICS)}"
+        raise NotMeasured(f"no run has {metric}", where=history.name, hint=hint)
+    found = change_points([point.value for point in points], least_change=LEAST_CHANGE)
+    # Only these commits are needed, out of possibly 100,000 runs.
+    commits = history.commits([points[index].id for new in found for index in (new.index - 1, new.index)])
+    return Trend(
+        metric=metric,
+        branch=which.branch,
+        digest=newest[0].digest,
+        history=history.name,
+        points=points,
+        changes=tuple(
+            LevelChange(
+                index=new.index,
+                last=points[new.index - 1],
+                first=points[new.index],
+                last_commit=commits[points[new.index - 1].id],
+                first_commit=commits[points[new.index].id],
+                before=new.before,
+                after=new.after,
+                change=new.change,
+            )
+            for new in found
+        ),
+    )

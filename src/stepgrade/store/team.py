@@ -72,9 +72,6 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     subject: str
 
 
-_TOKEN_COLUMNS = ", ".join(Token.__struct_fields__)
-
-
 def now() -> str:
     """Return the current time as it is stored."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -116,11 +113,7 @@ class Team:
             raise BadOption(f"{name[:80]!r} is not a valid project name", hint=hint)
         if self.project(name) is not None:
             return False
-        self._database.execute(
-            "insert into stepgrade_project (name, created_at, settings) values (?, ?, ?) "
-            "on conflict (name) do nothing",
-            (name, now(), "{}"),
-        )
+        self._database.put("project", {"name": name, "created_at": now(), "settings": "{}"}, "name")
         return True
 
     def set_project(self, name: str, settings: ProjectSettings) -> None:
@@ -156,41 +149,23 @@ class Team:
         if project is not None and self.project(project) is None:
             raise BadOption(f"unknown project {project[:80]!r}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
-        number = self._database.insert(
-            "insert into stepgrade_token (name, shown, digest, project, role, created_at, created_by, "
-            "expires_at) values (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                name,
-                secret[:_SHOWN] + "…",
-                digest_of_secret(secret),
-                project,
-                role,
-                now(),
-                created_by,
-                moment_after(days=days),
-            ),
-        )
-        return secret, next(token for token in self.tokens() if token.id == number)
+        row = {"name": name, "shown": secret[:_SHOWN] + "…", "digest": digest_of_secret(secret)}
+        row |= {"role": role, "created_at": now(), "created_by": created_by}
+        row |= {"expires_at": moment_after(days=days)}
+        number = self._database.insert("token", {**row, "project": project})
+        return secret, self._database.select(Token, "token where id = ?", (number,))[0]
 
-    def tokens(self, project: str | None = None) -> list[Token]:
-        """Return all tokens, or those of a project, newest first."""
-        where, values = ("where project = ?", (project,)) if project is not None else ("", ())
-        rows = self._database.execute(
-            f"select {_TOKEN_COLUMNS} from stepgrade_token {where} order by id desc",
-            values,
-        )
-        return [_token(row) for row in rows]
+    def tokens(self) -> list[Token]:
+        """Return all tokens, newest first."""
+        return self._database.select(Token, "token order by id desc")
 
     def token_of(self, secret: str) -> Token | None:
         """Return the valid token with this secret, if any, and record its use."""
-        rows = self._database.execute(
-            f"select {_TOKEN_COLUMNS} from stepgrade_token "
-            "where digest = ? and revoked_at is null and expires_at > ?",
-            (digest_of_secret(secret), now()),
-        )
-        if not rows:
+        valid = "token where digest = ? and revoked_at is null and expires_at > ?"
+        tokens = self._database.select(Token, valid, (digest_of_secret(secret), now()))
+        if not tokens:
             return None
-        token = _token(rows[0])
+        token = tokens[0]
         if token.used_at is None or token.used_at < moment_after(seconds=-_USED_EVERY_S):
             self._database.execute("update stepgrade_token set used_at = ? where id = ?", (now(), token.id))
         return token
@@ -213,15 +188,14 @@ class Team:
         ends = min(token.expires_at, moment_after(hours=SESSION_HOURS))
         with self._database.transaction():
             self._database.execute("delete from stepgrade_session where expires_at <= ?", (now(),))
-            self._database.execute(
-                "insert into stepgrade_session (digest, token_id, form_key, expires_at) values (?, ?, ?, ?)",
-                (digest_of_secret(secret), token.id, secrets.token_urlsafe(24), ends),
-            )
+            row = {"digest": digest_of_secret(secret), "token_id": token.id, "expires_at": ends}
+            self._database.put("session", {**row, "form_key": secrets.token_urlsafe(24)})
         return secret
 
     def session_of(self, secret: str) -> tuple[Token, str] | None:
         """Return the token and form key of a valid browser session; None otherwise."""
-        columns = ", ".join(f"stepgrade_token.{name}" for name in Token.__struct_fields__)
+        names = Token.__struct_fields__
+        columns = ", ".join(f"stepgrade_token.{name}" for name in names)
         rows = self._database.execute(
             f"select {columns}, form_key from stepgrade_session "
             "join stepgrade_token on stepgrade_token.id = token_id "
@@ -229,7 +203,7 @@ class Team:
             "and revoked_at is null and stepgrade_token.expires_at > ?",
             (digest_of_secret(secret), now(), now()),
         )
-        return (_token(rows[0][:-1]), str(rows[0][-1])) if rows else None
+        return (Token(**dict(zip(names, rows[0], strict=False))), str(rows[0][-1])) if rows else None
 
     def close_session(self, secret: str) -> None:
         """Close a session."""
@@ -237,24 +211,20 @@ class Team:
 
     def note(self, who: str, what: str, *, project: str | None = None, subject: str = "") -> None:
         """Add an entry to the audit log."""
-        self._database.execute(
-            "insert into stepgrade_audit (at, who, what, project, subject) values (?, ?, ?, ?, ?)",
-            (now(), who[:_MOST_TEXT], what, project, subject[:_MOST_TEXT]),
-        )
+        row = {"at": now(), "who": who[:_MOST_TEXT], "what": what, "project": project}
+        self._database.put("audit", {**row, "subject": subject[:_MOST_TEXT]})
 
     def audit(
         self, *, project: str | None = None, before: int | None = None, limit: int = 100
     ) -> list[AuditEntry]:
         """Return audit entries, newest first."""
-        parts, values = ["id < ?"], [before or 2**62]
+        own = ""
+        values: list[object] = [before or 2**62]
         if project is not None:
-            parts.append("project = ?")
-        rows = self._database.execute(
-            "select id, at, who, what, project, subject from stepgrade_audit "
-            f"where {' and '.join(parts)} order by id desc limit ?",
-            [*values, *([project] if project is not None else []), limit],
-        )
-        return [AuditEntry(**dict(zip(AuditEntry.__struct_fields__, row, strict=True))) for row in rows]
+            own = "and project = ? "
+            values.append(project)
+        rest = f"audit where id < ? {own}order by id desc limit ?"
+        return self._database.select(AuditEntry, rest, [*values, limit])
 
 
 def same_secret(first: str, second: str) -> bool:
@@ -262,13 +232,9 @@ def same_secret(first: str, second: str) -> bool:
     return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode("utf-8", "replace"))
 
 
-def _token(row: Row) -> Token:
-    return Token(**dict(zip(Token.__struct_fields__, row, strict=True)))
-
-
 def _project(row: Row) -> Project:
     try:
         settings = from_json(row[2], ProjectSettings)
-    except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+    except (msgspec.DecodeError, TypeError, UnicodeError):
         settings = ProjectSettings()  # invalid, or of a newer version: nothing is deleted
     return Project(name=row[0], created_at=row[1], settings=settings)

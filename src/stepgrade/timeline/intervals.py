@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepgrade.model.events import Ids, Longs
+from stepgrade.model.columns import Mask
+from stepgrade.model.events import Ids, Longs, TimedEvents
 
 
 class Spans(NamedTuple):
@@ -46,6 +47,13 @@ def union(starts: Longs, ends: Longs) -> Spans:
     return Spans(starts[opens], reached[closes])
 
 
+def covered_by(events: TimedEvents, chosen: Mask) -> Spans:
+    """Return the time covered by at least one of the chosen events."""
+    rows = slice(None) if chosen.all() else chosen  # a slice copies nothing
+    starts = events.start_ns[rows]
+    return union(starts, starts + events.dur_ns[rows])
+
+
 def merge(*sets: Spans) -> Spans:
     """Return the time covered by at least one of the sets."""
     sets = tuple(spans for spans in sets if len(spans.starts))
@@ -70,7 +78,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def overlaps(spans: Spans, starts: Longs, ends: Longs) -> tuple[Ids, Ids]:
-    """Return each pair of a window and an interval of `spans` that overlap, by their places."""
+    """Return each pair of a window and an interval of `spans` that overlap, by their indices."""
     first = np.searchsorted(spans.ends, starts, side="right").astype(np.int32)
     count = np.searchsorted(spans.starts, ends, side="left").astype(np.int32)
     count -= first

@@ -1,24 +1,29 @@
-"""Link events: host calls to the operations around them, device work to the calls that launched it.
+"""Link events: host calls to the operations around them, device work to its launches, times to Python lines.
 
-Calls and operations of a thread nest in time: what starts while another runs is inside it. Device work
-names its launching call by a correlation number. A graph launch is one call for many kernels.
+Calls and operations of a thread nest in time: an event that starts while another runs is inside it. Device
+work names its launching call by a correlation number; a graph launch is one call for many kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import once_if_constant
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace, Wholes
+from stepgrade.model.activity import HostLine
+from stepgrade.model.columns import distinct, groups, once_if_constant
+from stepgrade.model.events import NONE, Compiled, Ids, Kinds, Longs, RangeKind, Trace, Wholes
+from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask
+from stepgrade.timeline import intervals as iv
+from stepgrade.units import NS_PER_MS
 
 RANGE, MODULE, OP, CALL = 0, 1, 2, 3
 BLOCK_ROWS = 1 << 15
+LINES_KEPT = 3
 _MOST_ROUNDS = 64
 Whole = TypeVar("Whole", bound=np.signedinteger)
 
@@ -36,21 +41,36 @@ class HostTree(NamedTuple):
 
 
 def build_tree(trace: Trace) -> HostTree:
-    """Return the host's events as trees, one forest for each thread."""
-    tables = (trace.ranges, trace.ops, trace.calls)
-    lengths = [len(table.name) for table in tables]
-    order = _nesting_order(trace)
-    thread = np.concatenate([table.thread for table in tables])[order]
+    """Return the host's events as trees, by thread, start, end (later first), kind and id."""
+    lengths = [len(table.name) for table in (trace.ranges, trace.ops, trace.calls)]
+    kind = np.repeat(np.array([RANGE, OP, CALL], np.int8), lengths)
+    kind[: lengths[0]][trace.ranges.kind == RangeKind.MODULE] = MODULE
+    start = _column(trace, "start_ns")
+    order = np.argsort(start, kind="stable").astype(np.int32)
+    # Only events that start together need the other keys: sorting all by them takes three times the memory.
+    start = start[order]
+    tied = start[1:] == start[:-1]
+    ties = np.flatnonzero(np.append(tied, False) | np.append(False, tied)).astype(np.int32)
+    start, rows = start[ties], order[ties]
+    ends = start + _column(trace, "dur_ns")[rows]
+    order[ties] = rows[np.lexsort((_column(trace, "external_id")[rows], kind[rows], -ends, start))]
+    del start, tied, ties, rows, ends
+    thread = _column(trace, "thread")[order]
+    if int(thread.max(initial=0)) <= np.iinfo(np.int16).max:
+        thread = thread.astype(np.int16)  # numpy sorts these in one pass
+    order = order[np.argsort(thread, kind="stable")]
+    thread = _column(trace, "thread")[order]
     row = np.empty(len(order), np.int32)
     row[order] = np.arange(len(order), dtype=np.int32)
     _, of_op, of_call = np.split(row, np.cumsum(lengths)[:2])
-    parent = find_parents(_starts(trace)[order], _ends(trace)[order], thread)
-    del thread
-    kind = _kinds(trace)[order]
+    start = _column(trace, "start_ns")[order]
+    parent = find_parents(start, start + _column(trace, "dur_ns")[order], thread)
+    del start, thread
+    kind = kind[order]
     return HostTree(
         kind=kind,
         origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
-        name=np.concatenate([table.name for table in tables])[order],
+        name=_column(trace, "name")[order],
         parent=parent,
         op=nearest(parent, kind == OP),
         of_op=of_op,
@@ -58,59 +78,21 @@ def build_tree(trace: Trace) -> HostTree:
     )
 
 
-def _starts(trace: Trace) -> Longs:
-    return np.concatenate([table.start_ns for table in (trace.ranges, trace.ops, trace.calls)])
-
-
-def _ends(trace: Trace) -> Longs:
-    end = _starts(trace)
-    end += np.concatenate([table.dur_ns for table in (trace.ranges, trace.ops, trace.calls)])
-    return end
-
-
-def _kinds(trace: Trace) -> Kinds:
-    is_module = trace.ranges.kind == RangeKind.MODULE
-    kind = np.full(len(is_module) + len(trace.ops.name) + len(trace.calls.name), CALL, np.int8)
-    kind[: len(kind) - len(trace.calls.name)] = OP
-    kind[: len(is_module)] = RANGE
-    kind[: len(is_module)][is_module] = MODULE
-    return kind
-
-
-def _nesting_order(trace: Trace) -> Ids:
-    """Return the order by thread, start, end (later first), kind, id.
-
-    Only events that start together are sorted by more than their start: sorting all by everything would take
-    three times the memory.
-    """
-    tables = (trace.ranges, trace.ops, trace.calls)
-    start = _starts(trace)
-    order = np.argsort(start, kind="stable").astype(np.int32)
-    start = start[order]
-    tied = start[1:] == start[:-1]
-    places = np.flatnonzero(np.append(tied, False) | np.append(False, tied)).astype(np.int32)
-    start = start[places]
-    rows = order[places]
-    external = np.concatenate([table.external_id for table in tables])[rows]
-    keys = (external, _kinds(trace)[rows], -_ends(trace)[rows], start)
-    order[places] = rows[np.lexsort(keys)]
-    thread = np.concatenate([table.thread for table in tables])[order]
-    if int(thread.max(initial=0)) <= np.iinfo(np.int16).max:
-        thread = thread.astype(np.int16)  # numpy sorts these in one pass
-    return order[np.argsort(thread, kind="stable")]
+def _column(trace: Trace, name: str) -> NDArray[Any]:
+    return np.concatenate([getattr(table, name) for table in (trace.ranges, trace.ops, trace.calls)])
 
 
 def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     """Return for each row the last earlier row of its thread that still runs when it starts.
 
-    A row that has ended is skipped together with all the rows that it skipped itself, so that the number of
-    rounds grows with the logarithm of the number of siblings. After a nest of thousands it grows with the
-    depth instead, and the rows are walked one by one.
+    A row that has ended is skipped together with all the rows that it skipped itself, so the number of rounds
+    grows with the logarithm of the number of siblings. After a nest of thousands it grows with the depth
+    instead, and the rows are walked one by one.
     """
     parent = np.arange(-1, len(start) - 1, dtype=np.int32)
     edges = (np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist()
     for first, after in pairwise([0, *edges, len(start)] if len(start) else []):
-        # What starts after all before it have ended has no parent: no need to look.
+        # A row that starts after all earlier ones have ended has no parent: no need to look.
         parent[first] = NONE
         reached = np.maximum.accumulate(end[first : after - 1])
         parent[first + 1 : after][start[first + 1 : after] >= reached] = NONE
@@ -130,10 +112,10 @@ def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
 
 
 def _parents_one_by_one(start: Longs, end: Longs, thread: Ids) -> Ids:
-    parent, running, of_thread = [], list[int](), NONE
-    for row, (begin, place) in enumerate(zip(start.tolist(), thread.tolist(), strict=True)):
-        if place != of_thread:
-            running, of_thread = [], place
+    parent, running, current = [], list[int](), NONE
+    for row, (begin, own_thread) in enumerate(zip(start.tolist(), thread.tolist(), strict=True)):
+        if own_thread != current:
+            running, current = [], own_thread
         while running and end[running[-1]] <= begin:
             running.pop()
         parent.append(running[-1] if running else NONE)
@@ -150,7 +132,7 @@ def _blocks(rows: int) -> Iterator[slice]:
         yield slice(low, min(rows, low + BLOCK_ROWS))
 
 
-def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
+def pick(column: NDArray[Whole], rows: Ids | Longs) -> NDArray[Whole]:
     """Return the column at `rows`, NONE where the row is NONE."""
     if not len(column):
         return np.full(len(rows), NONE, column.dtype)
@@ -171,31 +153,11 @@ def nearest(parent: Ids, wanted: Mask) -> Ids:
         while len(open_rows):
             above = jump[open_rows]
             here[open_rows] = found[above]
-            jump[open_rows] = _jumped(jump, above, block)
+            # What lies in an earlier block is done: there is nowhere to look after it.
+            inside = above >= block.start
+            jump[open_rows] = np.where(inside, jump[np.where(inside, above - block.start, 0)], NONE)
             open_rows = open_rows[(here[open_rows] < 0) & (jump[open_rows] >= 0)]
     return found
-
-
-def _jumped(jump: Ids, above: Ids, block: slice) -> Ids:
-    """Return where to look after `above`: nowhere if it lies in an earlier block, which is done."""
-    inside = above >= block.start
-    return np.where(inside, jump[np.where(inside, above - block.start, 0)], np.int32(NONE))
-
-
-def inherit(parent: Ids, bits: Kinds) -> Kinds:
-    """Return the bits of each row together with those of every row above it."""
-    gathered = bits.copy()
-    if not bits.any():
-        return gathered
-    for block in _blocks(len(gathered)):
-        here, jump = gathered[block], parent[block].copy()
-        open_rows = np.flatnonzero(jump >= 0)
-        while len(open_rows):
-            above = jump[open_rows]
-            here[open_rows] |= gathered[above]
-            jump[open_rows] = _jumped(jump, above, block)
-            open_rows = open_rows[jump[open_rows] >= 0]
-    return gathered
 
 
 class Links(NamedTuple):
@@ -230,16 +192,101 @@ def _rows_by_id(ids: Wholes, wanted: Wholes) -> Ids:
     if not len(ids) or not len(wanted):
         return np.full(len(wanted), NONE, np.int32)
     order = np.argsort(ids, kind="stable").astype(np.int32)
-    place = np.searchsorted(ids, wanted, sorter=order)
-    found = order[np.minimum(place, len(ids) - 1, out=place)]
+    index = np.searchsorted(ids, wanted, sorter=order)
+    found = order[np.minimum(index, len(ids) - 1, out=index)]
     found[(ids[found] != wanted) | (wanted < 0)] = NONE
     return found
 
 
-def self_times(trace: Trace, tree: HostTree) -> Longs:
-    """Return for each operation its time in ns without the operations nested in it."""
-    above = pick(tree.op, tree.parent[tree.of_op])
-    inside = above >= 0
-    owner = tree.origin[above[inside]]
-    nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))
-    return np.maximum(trace.ops.dur_ns - nested.astype(np.int64), 0)
+def compiled_of(trace: Trace) -> list[Compiled | None]:
+    """Return the whole-program compiler's description of each of the trace's inputs; empty without any.
+
+    Such a program runs without host calls or autograd nodes around its operations: the compiler itself
+    recorded their pass, layer and scope.
+    """
+    found = [inputs.compiled for inputs in trace.inputs]
+    return found if any(found) else []
+
+
+def in_direction(trace: Trace, *directions: str) -> Mask:
+    """Return which operations a compiler assigned to one of these passes."""
+    known = [compiled is not None and compiled.direction in directions for compiled in compiled_of(trace)]
+    if not any(known):
+        return np.zeros(len(trace.ops.name), np.bool_)
+    return np.array([*known, False], np.bool_)[trace.ops.inputs]
+
+
+class LoopFrames(NamedTuple):
+    """One thread cut at every call and return; for each stretch, the user's function and what that called."""
+
+    start_ns: Longs
+    end_ns: Longs
+    user: Ids  # name of the innermost function of the user's code, or NONE
+    called: Ids  # name of what it called outside of it, or NONE
+    strings: tuple[str, ...]
+
+    def at(self, times: Longs) -> Longs:
+        """Return the stretch that each time lies in, or NONE."""
+        return iv.span_at(iv.Spans(self.start_ns, self.end_ns), times)
+
+    def lines_of(self, spans: iv.Spans, steps: int) -> tuple[HostLine, ...]:
+        """Return the user's lines that the thread was in during `spans`, longest first, in ms per step."""
+        inside = iv.covered_within(spans, self.start_ns, self.end_ns)
+        return self._lines(self.user, self.called, inside, steps)
+
+    def lines_at(self, times: Longs, weights: Longs, steps: int) -> tuple[HostLine, ...]:
+        """Return the user's lines that the thread was in at `times`, by the sum of their weights in ns."""
+        index = self.at(times)
+        return self._lines(pick(self.user, index), pick(self.called, index), weights, steps)
+
+    def _lines(self, user: Ids, called: Ids, ns: Longs, steps: int) -> tuple[HostLine, ...]:
+        chosen = (user >= 0) & (ns > 0)
+        user, called, ns = user[chosen], called[chosen], ns[chosen]
+        values, which, _ = groups(user.astype(np.int64))
+        total = np.bincount(which, weights=ns, minlength=len(values))
+        found = []
+        for index in np.argsort(-total, kind="stable")[:LINES_KEPT].tolist():
+            frame = read_frame(self.strings[int(values[index])])
+            is_line = which == index
+            names, inner, _ = groups(called[is_line])
+            longest = int(names[np.bincount(inner, weights=ns[is_line]).argmax()])
+            found.append(
+                HostLine(
+                    where=frame.where or "",
+                    function=frame.name,
+                    calls=None if longest == NONE else read_frame(self.strings[longest]).name,
+                    ms=float(total[index]) / steps / NS_PER_MS,
+                )
+            )
+        return tuple(found)
+
+
+NO_FRAMES = LoopFrames(*(np.empty(0, np.int64),) * 2, *(np.empty(0, np.int32),) * 2, ())
+
+
+def find_loop_frames(trace: Trace, thread: int) -> LoopFrames:
+    """Return the thread's Python functions over time; nothing where no stacks were recorded."""
+    frames = trace.frames
+    rows = np.flatnonzero(frames.thread == thread) if frames is not None else np.empty(0, np.int64)
+    if frames is None or not len(rows):
+        return NO_FRAMES
+    start, end = frames.start_ns[rows], frames.end_ns[rows]
+    name = frames.name[rows]
+    parent = find_parents(start, end, np.zeros(len(rows), np.int32))
+    is_user = np.zeros(max(len(trace.strings), 1), np.bool_)
+    used = distinct(name)
+    is_user[used] = [read_frame(trace.strings[index]).is_user for index in used.tolist()]
+    user_row = nearest(parent, is_user[name])
+    enters = ~is_user[name] & ((parent < 0) | is_user[name[np.maximum(parent, 0)]])
+    called_row = np.where(is_user[name], NONE, nearest(parent, enters)).astype(np.int32)
+    # At each call and return: which function runs from then on. Returns come before calls at the same time.
+    size = len(rows)
+    time = np.concatenate([start, end])
+    owner = np.concatenate([np.arange(size, dtype=np.int32), parent])
+    turn = np.concatenate([np.arange(size), -np.arange(size)])
+    order = np.lexsort((turn, np.repeat([1, 0], size), time))
+    time, owner = time[order], owner[order]
+    ends = np.append(time[1:], time[-1:])
+    real = (ends > time) & (owner >= 0)
+    time, ends, owner = time[real], ends[real], owner[real]
+    return LoopFrames(time, ends, pick(name, user_row[owner]), pick(name, called_row[owner]), trace.strings)

@@ -1,30 +1,27 @@
-"""What a step did beyond its ledger, on one rank and on the mean of several: kernels, gaps, copies, waits."""
+"""What a rank did in a steady step beyond its ledger: kernels, gaps, copies, waits and Python loops."""
 
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.costs.matmuls import matmul_time_by_dtype, tally_gemms
+from stepgrade.costs.call_costs import tally_gemms, time_by_precision
 from stepgrade.model.activity import (
     Activity,
-    CollectiveTally,
     CopyRow,
-    GemmTally,
     HostGaps,
     HostLine,
     KernelTally,
+    LoopTally,
     OptimizerTally,
-    PartTime,
     WaitTally,
 )
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs, Trace
+from stepgrade.model.events import NONE, DeviceEvent, Longs, Trace, Wholes
 from stepgrade.naming.torch_names import (
+    BACKWARD,
     GRAPH_LAUNCH,
     LAUNCH_CALL,
     LOADER,
@@ -33,15 +30,13 @@ from stepgrade.naming.torch_names import (
     matching,
     named,
 )
-from stepgrade.naming.work_class import RANDOM, WorkClass
-from stepgrade.ranks.collectives import tally_collectives
-from stepgrade.ranks.parallelism import communication_by_purpose
+from stepgrade.naming.work_class import MATMULS, RANDOM, WorkClass
+from stepgrade.ranks.collectives import communication_by_purpose, tally_collectives
 from stepgrade.timeline import intervals as iv
-from stepgrade.timeline.frames import NO_FRAMES, LoopFrames
 from stepgrade.timeline.ledger import HOST_COPIES, LedgerSpans, waiting_calls
-from stepgrade.timeline.links import OP, inherit, pick
-from stepgrade.timeline.pieces import Pieces
-from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.timeline.links import NO_FRAMES, OP, nearest, pick
+from stepgrade.timeline.steps import outermost_operations, steps_of
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Pieces, Timeline
 from stepgrade.trace.counts import (
     class_in_range,
     count_backward_passes,
@@ -50,8 +45,8 @@ from stepgrade.trace.counts import (
     group_kernels,
     scalar_reads,
 )
+from stepgrade.trace.layers import match_forward
 from stepgrade.trace.operations import tally_parts
-from stepgrade.trace.python_loops import tally_loop
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
@@ -82,39 +77,33 @@ _DROPOUT = re.compile(r"^aten::\w*dropout")
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
-_MANY_TENSORS = (
-    "multi_tensor_apply",
-    "multitensorapply",
-    "multi_tensor",
-    "fusedadam",
-    "fused_adam",
-    "triton",
-)
+_MANY_TENSORS = ("multitensorapply", "multi_tensor", "fusedadam", "fused_adam", "triton")
 _FUSED = ("fusedadam", "fused_adam", "fusedsgd", "fused_sgd", "fusedoptim", "fused_adagrad")
-Row = TypeVar("Row", CopyRow, WaitTally, CollectiveTally, GemmTally, PartTime)
-Figures = TypeVar("Figures", bound=Struct)
+LONGEST_TURN = 32  # operations of one turn
+FEWEST_TURNS = 64  # models have fewer layers than that, one behind the other, of so few operations
+SHORT_TURN_NS = 1_000_000  # a layer takes longer
 
 
-def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activity:
+def measure_activity(timeline: Timeline, pieces: Pieces) -> Activity:
     """Return what one steady step of this rank did."""
     trace, windows, ledger = timeline.trace, timeline.windows, timeline.ledger
     steps = max(1, int(windows.steady.sum()))
     on_device = timeline.driver is Driver.DEVICE
     skipped, part = count_skipped_steps(timeline, pieces)
     class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
-    dtype_ns = matmul_time_by_dtype(trace, pieces)
-    frames = timeline.frames
+    matmuls = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS)).astype(np.int32)
+    dtype_ns = time_by_precision(trace, pieces, matmuls)
     return Activity(
         driver=timeline.driver.value,
         kernels=tally_kernels(timeline, pieces, steps) if on_device else None,
         gaps=tally_gaps(timeline, ledger, steps) if ledger else None,
         copies=tally_copies(timeline, pieces, steps) if on_device else (),
-        waits=tally_waits(timeline, frames, steps) if on_device else (),
+        waits=tally_waits(timeline, steps) if on_device else (),
         collectives=tally_collectives(timeline, pieces, steps),
         communication_ms=_steady_ms(timeline, ledger.communication, steps) if ledger else 0.0,
         optimizer=tally_optimizer(timeline, pieces, steps) if on_device else None,
         gemms=tally_gemms(trace, pieces, steps),
-        parts=tally_parts(timeline, pieces, phase, steps),
+        parts=tally_parts(timeline, pieces, steps),
         matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
         marks=count_marks(timeline, steps),
         parallelism_ms=communication_by_purpose(timeline, pieces, steps),
@@ -130,13 +119,13 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
         dropout_ms=_steady_ms(timeline, random_draws(timeline, of_dropout=True), steps),
-        loop=tally_loop(timeline, frames, steps) if timeline.driver is Driver.HOST else None,
+        loop=tally_loop(timeline, steps) if timeline.driver is Driver.HOST else None,
         backward_passes=count_backward_passes(timeline),
         skipped_steps=skipped,
         skipped_part=part,
         platform=find_platform(timeline),
         startup_ms=startup_ms(timeline, steps) if on_device else 0.0,
-        lines=find_lines(timeline, frames, steps),
+        lines=find_lines(timeline, steps),
     )
 
 
@@ -149,15 +138,11 @@ def find_platform(timeline: Timeline) -> str | None:
     trace = timeline.trace
     if timeline.driver is Driver.HOST:
         return "cpu"
-    own = next(
-        (own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None
-    )
-    if own is not None:
-        return own
-    names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
-    names += [device.name or "" for device in trace.devices]
-    names += [trace.strings[index] for index in distinct(trace.work.name).tolist()]  # no calls may be there
-    return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
+    own = (name for name in _OWN_CATEGORIES if any(each.startswith(name) for each in trace.categories))
+    used = distinct(np.append(trace.calls.name, trace.work.name)).tolist()  # there may be no calls
+    texts = [*(trace.strings[index] for index in used), *(device.name or "" for device in trace.devices)]
+    known = (name for name, start in _PLATFORMS if any(start.match(text) for text in texts))
+    return next(own, None) or next(known, None)
 
 
 def capability_by_kernels(trace: Trace) -> str | None:
@@ -170,30 +155,30 @@ def capability_by_kernels(trace: Trace) -> str | None:
 def startup_ms(timeline: Timeline, steps: int) -> float:
     """Return the time in calls that set the device up or load a kernel for its first launch, the device idle.
 
-    Such a call takes milliseconds, hundreds of times what calls of its name take later on, and waits for no
-    work of the device.
+    Such a call takes milliseconds, hundreds of times the usual duration of its name, and waits for no device
+    work.
     """
     calls, strings, ledger = timeline.trace.calls, timeline.trace.strings, timeline.ledger
     sets_up = named(strings, calls.name, SETS_UP) & (calls.dur_ns >= SETUP_NS)
     rows = np.flatnonzero(sets_up & timeline.in_steady_step(calls.start_ns))
     if ledger is None or not len(rows):
         return 0.0
-    # What is as slow every time, as freeing memory can be, is no start.
+    # A call that is as slow every time, as freeing memory can be, is not start-up.
     by_length = np.lexsort((calls.dur_ns, calls.name))
     name = calls.name[by_length]
     first, after = (np.searchsorted(name, calls.name[rows], side=side) for side in ("left", "right"))
     dur_ns = calls.dur_ns.astype(np.float64)
     usual = (dur_ns[by_length[(first + after - 1) // 2]] + dur_ns[by_length[(first + after) // 2]]) / 2
     rare = rows[(after - first <= FEW_CALLS) | (dur_ns[rows] > 50 * usual)]
-    spans = iv.union(calls.start_ns[rare], (calls.start_ns + calls.dur_ns)[rare])
+    spans = iv.union(calls.start_ns[rare], calls.end_ns[rare])
     idle = ledger.time_in("idle_host", "idle_sync", "unattributed")
     return _steady_ms(timeline, iv.intersect(spans, idle), steps)
 
 
-def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, tuple[HostLine, ...]]:
+def find_lines(timeline: Timeline, steps: int) -> dict[str, tuple[HostLine, ...]]:
     """Return the user's lines that the host was in while the step waited, by what it waited for."""
     ledger = timeline.ledger
-    if ledger is None or frames is NO_FRAMES:
+    if ledger is None or timeline.frames is NO_FRAMES:
         return {}
     steady = _steady_spans(timeline)
     late = iv.intersect(
@@ -213,7 +198,7 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
     return {
         name: lines
         for name, spans in waits.items()
-        if (lines := frames.lines_of(as_recorded(timeline, spans), steps))
+        if (lines := timeline.frames.lines_of(as_recorded(timeline, spans), steps))
     }
 
 
@@ -222,25 +207,25 @@ def random_draws(timeline: Timeline, *, of_dropout: bool) -> iv.Spans:
     trace, tree = timeline.trace, timeline.tree
     drawn = np.flatnonzero(named(trace.strings, trace.ops.name, RANDOM))
     if not len(drawn):
-        return iv.union(trace.ops.start_ns[:0], trace.ops.start_ns[:0])
+        return iv.NOTHING
     drops = matching(trace.strings, _DROPOUT)[tree.name] & (tree.kind == OP)
-    inside = inherit(tree.parent, drops.astype(np.int8))[tree.of_op[drawn]] > 0
+    inside = nearest(tree.parent, drops)[tree.of_op[drawn]] >= 0
     rows = drawn[inside == of_dropout]
-    return iv.union(trace.ops.start_ns[rows], (trace.ops.start_ns + trace.ops.dur_ns)[rows])
+    return iv.union(trace.ops.start_ns[rows], trace.ops.end_ns[rows])
 
 
 def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
-    """Return the time with that after a last step's end on the host moved to the step's own start.
+    """Return the spans with time after a last step's end on the host moved to the step's own start.
 
-    The window of a last step reaches to where the next one would begin: the host is taken to do again then
-    what it did at its start.
+    The window of a last step reaches to where the next one would begin: the host is assumed to do again what
+    it did at the start of the step.
     """
     windows, steps = timeline.windows, timeline.steps
     moving = np.flatnonzero(~windows.end_known & (windows.dur_ns > 0))
     if not windows.on_device or not len(moving):
         return spans
     end = np.maximum.accumulate(windows.end_ns[moving])
-    # Steps may end on the host before the device has ended the ones before: each has the time after those.
+    # Steps may end on the host before the device has finished earlier ones: each has the time after those.
     start = np.maximum(steps.end_ns[moving], np.append(steps.end_ns[moving[:1]], end[:-1]))
     which, other = iv.overlaps(spans, start, end)
     back = (steps.end_ns - steps.start_ns)[moving[which]]
@@ -250,17 +235,17 @@ def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
 
 
 def stall_ns(timeline: Timeline) -> float:
-    """Return from which length on a gap is no launch: the host did something else."""
+    """Return the length from which a gap is more than a launch: the host did something else."""
     windows = timeline.windows
     step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
     return min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
 
 
 def _is_kernel(timeline: Timeline, pieces: Pieces) -> Mask:
-    """Tell which pieces are kernels of a steady step that do not communicate."""
+    """Return which pieces are kernels of a steady step that do not communicate."""
     kernel: Mask = timeline.trace.work.kind[pieces.work] == DeviceEvent.KERNEL
-    computes: Mask = pieces.work_class != WorkClass.COMMUNICATION
-    return pieces.steady & kernel & computes
+    kernel &= pieces.work_class != WorkClass.COMMUNICATION
+    return pieces.steady & kernel
 
 
 def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally:
@@ -289,21 +274,21 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
 def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     """Return the time in which the device waited for its host in a steady step.
 
-    A gap that opened while the host waited for the device is the wait's: the host could not run ahead then.
-    But without its waits it would be ahead by no more than it waited; what such gaps have beyond that is the
-    host's own work, which no wait brought about.
+    A gap that opened while the host waited for the device is charged to the wait: the host could not run
+    ahead then. Without its waits it would be ahead by no more than it waited; the rest of such gaps is the
+    host's own work.
     """
-    windows = timeline.windows
-    whole = iv.intersect(ledger.time_in("idle_host", "idle_sync"), _steady_spans(timeline))
+    windows, steady = timeline.windows, _steady_spans(timeline)
+    whole = iv.intersect(ledger.time_in("idle_host", "idle_sync"), steady)
     longest = int((whole.ends - whole.starts).max(initial=0))
     del whole
-    spans = iv.intersect(ledger.time_in("idle_host"), _steady_spans(timeline))
+    spans = iv.intersect(ledger.time_in("idle_host"), steady)
     lengths = spans.ends - spans.starts
-    after_wait = iv.span_at(timeline.host.waiting, _gap_openings(ledger, spans)) >= 0
-    waited = iv.total_ns(iv.intersect(timeline.host.waiting, _steady_spans(timeline)))
+    after_wait = iv.span_at(timeline.host.waiting, _gap_starts(ledger, spans)) >= 0
+    waited = iv.total_ns(iv.intersect(timeline.host.waiting, steady))
     ahead = max(0, waited - int(windows.in_steady(ledger.time_in("idle_sync")).sum()))
     opened = int(lengths[after_wait].sum())
-    own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # share that is the host's
+    own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # the host's share
     long = (lengths > stall_ns(timeline)) & (own > 0.0)
     per_step = windows.in_steady(iv.Spans(spans.starts[long], spans.ends[long]))
     return HostGaps(
@@ -322,14 +307,14 @@ def _steady_spans(timeline: Timeline) -> iv.Spans:
     return iv.union(windows.start_ns[steady], windows.end_ns[steady])
 
 
-def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
+def _gap_starts(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
     """Return when the device became idle in the gap that each of the idle spans lies in."""
     busy = iv.merge(ledger.time_in("compute"), ledger.communication, ledger.copy)
     if not len(busy.ends):
         return spans.starts
-    place = np.searchsorted(busy.ends, spans.starts, side="right").astype(np.int32) - 1
-    opened: Longs = busy.ends[place]
-    first = int(np.searchsorted(place, 0))  # those before all work opened the gap themselves
+    index = np.searchsorted(busy.ends, spans.starts, side="right").astype(np.int32) - 1
+    opened: Longs = busy.ends[index]
+    first = int(np.searchsorted(index, 0))  # spans before all work opened the gap themselves
     opened[:first] = spans.starts[:first]
     return opened
 
@@ -389,33 +374,54 @@ def tally_optimizer(timeline: Timeline, pieces: Pieces, steps: int) -> Optimizer
     )
 
 
-def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[WaitTally, ...]:
+def tally_waits(timeline: Timeline, steps: int) -> tuple[WaitTally, ...]:
     """Return the waits of the host for the device in a steady step, by call and operation, longest first."""
     calls, tree, strings = timeline.trace.calls, timeline.tree, timeline.trace.strings
-    waits = waiting_calls(timeline.trace, timeline.links, timeline.steps)
+    work, links = timeline.trace.work, timeline.links
+    waits = waiting_calls(timeline.trace, links, timeline.steps)
     rows = np.flatnonzero(waits & timeline.in_steady_step(calls.start_ns))
     if not len(rows):
         return ()
     operation = pick(tree.op, tree.of_call[rows])
+    # The direction of the copy that each wait was for: its own, or its operation's, 0 for none.
+    copies = np.flatnonzero(
+        (links.call >= 0) & among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
+    )
+    direction = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2).astype(np.int8)
+    by_call, by_operation = np.zeros(len(calls.name), np.int8), np.zeros(len(tree.kind) + 1, np.int8)
+    by_call[links.call[copies]] = direction
+    by_operation[pick(tree.op, tree.of_call[links.call[copies]])] = direction
+    by_operation[-1] = 0  # that of no operation
+    directions = np.where(by_call[rows] > 0, by_call[rows], by_operation[operation])
     width = len(strings) + 1
     key = calls.name[rows].astype(np.int64) * width + pick(tree.name, operation).astype(np.int64) + 1
-    directions = _copy_directions(timeline, rows, operation)
     values, which, counts = groups(key * len(_DIRECTIONS) + directions)
     total = np.bincount(which, weights=calls.dur_ns[rows])
-    idle = np.bincount(which, weights=_idle_after(timeline, rows))
+    # How long the device was idle in gaps that opened in each wait.
+    idle = np.zeros(len(rows))
+    if timeline.ledger is not None:
+        idle_time = timeline.ledger.time_in("idle_sync", "idle_host")
+        spans = iv.intersect(idle_time, _steady_spans(timeline))
+        order = np.argsort(calls.start_ns[rows], kind="stable")
+        start = calls.start_ns[rows][order]
+        end = start + calls.dur_ns[rows][order]
+        opened = _gap_starts(timeline.ledger, spans)
+        index = np.searchsorted(start, opened, side="right").astype(np.int32) - 1
+        inside = np.flatnonzero((index >= 0) & (opened <= end[np.maximum(index, 0)]))
+        np.add.at(idle, order[index[inside]], spans.ends[inside] - spans.starts[inside])
     found = []
     # Only the longest are looked up in the user's code: nobody reads the lines of thousands.
     is_long = np.zeros(len(values), np.bool_)
     is_long[np.argsort(-total, kind="stable")[:WAITS_WITH_LINES]] = True
     by_value = rows[np.argsort(which, kind="stable")]
-    ends = np.cumsum(counts)
-    columns = (values, counts, total, idle, ends, is_long)
-    for value, count, ns, idle_ns, end, looked_up in zip(*(each.tolist() for each in columns), strict=True):
+    columns = (values, counts, total, np.bincount(which, weights=idle), np.cumsum(counts), is_long)
+    for value, count, ns, idle_ns, last, looked_up in zip(*(each.tolist() for each in columns), strict=True):
         lines: tuple[HostLine, ...] = ()
         if looked_up:
-            alike = by_value[end - count : end]
-            lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
-        pair, direction = divmod(value, len(_DIRECTIONS))
+            alike = by_value[last - count : last]
+            dur_ns = calls.dur_ns[alike].astype(np.int64)
+            lines = timeline.frames.lines_at(calls.start_ns[alike], dur_ns, steps)
+        pair, way = divmod(value, len(_DIRECTIONS))
         call, caller = divmod(pair, width)
         found.append(
             WaitTally(
@@ -424,43 +430,65 @@ def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[Wai
                 count=count / steps,
                 ms=ns / steps / NS_PER_MS,
                 idle_ms=idle_ns / steps / NS_PER_MS,
-                direction=_DIRECTIONS[direction],
+                direction=_DIRECTIONS[way],
                 line=lines[0] if lines else None,
             )
         )
     return tuple(sorted(found, key=lambda wait: (-wait.ms, wait.call, wait.caller or "")))
 
 
-def _copy_directions(timeline: Timeline, rows: Longs, operation: Ids) -> Kinds:
-    """Return the direction of the copy that each wait was for (its own, or its operation's), 0 for none."""
-    work, links, tree = timeline.trace.work, timeline.links, timeline.tree
-    copies = np.flatnonzero(
-        (links.call >= 0) & among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
+def find_turns(names: Wholes, starts: Longs) -> NDArray[np.int64]:
+    """Return first and last index and period of stretches of equal short turns, longest first, as columns."""
+    found: list[tuple[int, int, int]] = []
+    for period in range(1, min(LONGEST_TURN, len(names) // FEWEST_TURNS) + 1):
+        same = names[:-period] == names[period:]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        for first, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            turns = (stop - first) // period + 1
+            last = first + turns * period - 1
+            # The median: on a busy machine a few turns wait for a core, thousands of times as long.
+            if (
+                turns >= FEWEST_TURNS
+                and np.median(np.diff(starts[first : last + 1 : period])) <= SHORT_TURN_NS
+            ):
+                found.append((first, last, period))
+    # A stretch repeats with twice its period as well: the shorter period is kept. Kept stretches are never
+    # shorter: one that overlaps this stretch holds its first or its last index.
+    kept: list[tuple[int, int, int]] = []
+    taken = np.zeros(len(names), np.bool_)
+    for first, last, period in sorted(found, key=lambda turn: (turn[0] - turn[1], turn[2])):
+        if not (taken[first] or taken[last]):
+            taken[first : last + 1] = True
+            kept.append((first, last, period))
+    return np.array(kept, np.int64).reshape(-1, 3).T
+
+
+def tally_loop(timeline: Timeline, steps: int) -> LoopTally | None:
+    """Return the Python loops over small operations of a steady step, with their backward pass."""
+    tree, ops = timeline.tree, timeline.trace.ops
+    rows = timeline.loop_operations()
+    rows = rows[timeline.in_steady_step(ops.start_ns[rows])]
+    start, end = ops.start_ns[rows], ops.end_ns[rows]
+    # What lies between the loops of two steps is no turn: names are told apart by their step.
+    step = steps_of(start, timeline.steps).astype(np.int64)
+    first, last, period = find_turns(step * len(timeline.trace.strings) + ops.name[rows], start)
+    if not len(first):
+        return None
+    spans = iv.union(start[first], end[last])
+    # A node of the backward pass belongs to the loop that made it.
+    node = matching(timeline.trace.strings, BACKWARD)[ops.name]
+    outermost = node & outermost_operations(tree) & timeline.in_steady_step(ops.start_ns)
+    made = np.full(len(node), NONE, np.int32)
+    made[node] = match_forward(timeline.trace, node)
+    nodes = np.flatnonzero(outermost & (made >= 0))
+    nodes = nodes[iv.span_at(spans, ops.start_ns[made[nodes]]) >= 0]
+    longest = int((last - first).argmax())
+    turn = rows[first[longest] : first[longest] + period[longest]]
+    lines = timeline.frames.lines_of(spans, steps)
+    return LoopTally(
+        turns=float(((last - first + 1) // period).sum()) / steps,
+        ms=iv.total_ns(spans) / steps / NS_PER_MS,
+        backward_ms=float(ops.dur_ns[nodes].sum()) / steps / NS_PER_MS,
+        operations=tuple(dict.fromkeys(timeline.trace.strings[name] for name in ops.name[turn].tolist())),
+        line=lines[0] if lines else None,
     )
-    if not len(copies):
-        return np.zeros(len(rows), np.int8)
-    direction = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2).astype(np.int8)
-    by_call = np.zeros(len(timeline.trace.calls.name), np.int8)
-    by_call[links.call[copies]] = direction
-    copying = pick(tree.op, tree.of_call[links.call[copies]])
-    by_operation = np.zeros(len(tree.kind), np.int8)
-    by_operation[copying[copying >= 0]] = direction[copying >= 0]
-    around = np.where(operation >= 0, pick(by_operation, operation), 0)
-    return np.where(by_call[rows] > 0, by_call[rows], around)
-
-
-def _idle_after(timeline: Timeline, rows: Longs) -> NDArray[np.float64]:
-    """Return for each waiting call how long the device was idle in gaps that opened in it."""
-    idle = np.zeros(len(rows))
-    ledger, calls = timeline.ledger, timeline.trace.calls
-    if ledger is None:
-        return idle
-    spans = iv.intersect(ledger.time_in("idle_sync", "idle_host"), _steady_spans(timeline))
-    order = np.argsort(calls.start_ns[rows], kind="stable")
-    start = calls.start_ns[rows][order]
-    end = start + calls.dur_ns[rows][order]
-    opened = _gap_openings(ledger, spans)
-    place = np.searchsorted(start, opened, side="right").astype(np.int32) - 1
-    inside = np.flatnonzero((place >= 0) & (opened <= end[np.maximum(place, 0)]))
-    np.add.at(idle, order[place[inside]], spans.ends[inside] - spans.starts[inside])
-    return idle

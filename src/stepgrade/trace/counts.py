@@ -1,4 +1,4 @@
-"""What is counted in a steady step: operations and kernels whose presence means something, passes, tokens."""
+"""Counts of a steady step: notable operations, passes, tokens, images; and whether it is training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ import numpy as np
 from stepgrade.costs.recorded_inputs import decode_shapes
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import Ids, Longs
-from stepgrade.naming.torch_names import BACKWARD, COMPILED, LONGEST_NAME, matching, named
+from stepgrade.model.profile import WorkKind
+from stepgrade.naming.torch_names import (
+    BACKWARD,
+    BACKWARD_RANGE,
+    COMPILED,
+    LONGEST_NAME,
+    OPTIMIZER_STEP,
+    matching,
+    named,
+)
 from stepgrade.timeline import intervals as iv
-from stepgrade.timeline.pieces import Pieces
+from stepgrade.timeline.links import in_direction
 from stepgrade.timeline.steps import steps_of
-from stepgrade.timeline.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.timeline.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Pieces, Timeline
 from stepgrade.units import NS_PER_MS
 
 _OPS = {
@@ -63,6 +72,24 @@ _PRODUCT = re.compile(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$"
 _SIZES_TRIED = 16
 _COPIES = 16  # of a token, for the experts that it goes to
 _FED_SHARE = 0.5
+# Optimizers and the gradients' own operations, where no range or autograd node names them.
+_TRAINING_OP = re.compile(
+    r"^aten::(_fused_(adam|adamw|sgd|adagrad)_?|_foreach_(lerp|addcdiv|addcmul|norm)_?|\w+_backward(_\w+)?)$"
+    r"|_backward\d*$|Optimizer"
+)
+_TRAINING_RANGE = re.compile(r"\boptimi[sz]er|optim_step|\btrain(ing)?_step|zero_grad", re.IGNORECASE)
+# Kernels of a backward pass or of an optimizer. A convolution's dgrad alone is a transposed convolution too.
+_TRAINING_KERNEL = re.compile(
+    r"wgrad|backward|(flash|fmha|attn|attention|norm|softmax)\w*_bwd|_bwd_(kernel|dq|dk)|grad_(input|weight|bias)"
+    r"|GammaBeta|bwd_?weight|FusedAdam|FusedOptimizer|AdamFunctor|[aA]dam[wW]?_|multi_tensor_\w*(adam|sgd|lamb)",
+    re.IGNORECASE,
+)
+_INFERENCE_NAME = re.compile(
+    r"paged_attention|reshape_and_cache|flash_fwd_splitkv|kv_?cache|decode_attention|\b(prefill|decode|generate)\b"
+    r"|execute_(model|context)|inference",
+    re.IGNORECASE,
+)
+LONGEST_KERNEL_NAME = 2000
 
 
 def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
@@ -125,7 +152,7 @@ def scalar_reads(timeline: Timeline) -> iv.Spans:
     start = ops.start_ns[rows]
     order = np.argsort(start, kind="stable")
     start, end = start[order], (start + ops.dur_ns[rows])[order]
-    following = np.append(start[1:], start[-1:] + _READ_PAUSE_NS) if len(start) else start
+    following = np.append(start[1:], end[-1:])
     pause = np.where(following - end <= _READ_PAUSE_NS, following, end)
     return iv.union(start, np.maximum(pause, end))
 
@@ -140,9 +167,9 @@ class Tokens(NamedTuple):
 def count_tokens(timeline: Timeline) -> Tokens | None:
     """Return the tokens of a steady step; None without recorded shapes or without an embedding.
 
-    The table with the most rows is the vocabulary. It is looked up once for each forward pass: with several
-    tables of its size the passes of a step are counted by its backward passes. Tokens count only where they
-    feed the model: most products have a row for each of them, unlike those beside a text encoder's.
+    The table with the most rows is the vocabulary, looked up once in each forward pass: with several tables
+    of its size the passes of a step are counted by its backward passes. Tokens count only where they feed the
+    model: most products have a row for each of them, unlike those beside a text encoder's.
     """
     trace, tree = timeline.trace, timeline.tree
     if trace.tokens:
@@ -156,18 +183,18 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
         lookups = named(trace.strings, trace.ops.name, re.compile(f"^{name}$"))
         for row in np.flatnonzero(lookups & usable).tolist() if not found else ():
             shapes = decode_shapes(trace.inputs[int(trace.ops.inputs[row])])
-            table, places = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
-            if not table or not places or len(table) != 2:
+            table, indices = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
+            if not table or not indices or len(table) != 2:
                 continue
-            if name == _LOOKUPS[0] or (table[0] >= _SMALLEST_VOCABULARY and len(places) == 2):
-                found[row] = (table[0], places)
+            if name == _LOOKUPS[0] or (table[0] >= _SMALLEST_VOCABULARY and len(indices) == 2):
+                found[row] = (table[0], indices)
     if not found:
         return None
     vocabulary = max(rows for rows, _ in found.values())
-    sizes = {row: places for row, (rows, places) in found.items() if rows == vocabulary}
+    sizes = {row: indices for row, (rows, indices) in found.items() if rows == vocabulary}
     first = int(steady[0])
-    inputs = [places for row, places in sizes.items() if step[row] == first] or [*sizes.values()]
-    if not _feed_the_model(timeline, sorted({math.prod(places) for places in inputs})[-_SIZES_TRIED:]):
+    inputs = [indices for row, indices in sizes.items() if step[row] == first] or [*sizes.values()]
+    if not _feed_the_model(timeline, sorted({math.prod(indices) for indices in inputs})[-_SIZES_TRIED:]):
         return None
     tokens = sum(map(math.prod, inputs))
     passes = min(int(count_backward_passes(timeline) or 1.0), len(inputs))
@@ -207,32 +234,26 @@ def count_images(timeline: Timeline) -> int | None:
 
 
 def _feed_the_model(timeline: Timeline, tokens: Sequence[int]) -> bool:
-    """Tell whether products with a row for each token, or for several copies of it, take most of their time.
+    """Return whether products with a row for each token, or for copies of it, take most of the time.
 
     True where no product has recorded sizes.
     """
     trace, links = timeline.trace, timeline.links
     rows = np.flatnonzero(timeline.chosen & (links.op >= 0))
-    ops = links.op[rows]
-    busy_ns = trace.work.dur_ns[rows]
+    ops, busy_ns = links.op[rows], trace.work.dur_ns[rows]
     if not len(rows):
         ops, busy_ns = np.arange(len(trace.ops.name), dtype=np.int32), trace.ops.dur_ns
     products = named(trace.strings, trace.ops.name[ops], _PRODUCT) & (trace.ops.inputs[ops] >= 0)
     shapes, which, _ = groups(trace.ops.inputs[ops[products]])
     sums = np.bincount(which, weights=busy_ns[products], minlength=len(shapes)).tolist()
-    of_tokens = all_ns = 0.0
+    of_tokens = 0.0
     for index, ns in zip(shapes.tolist(), sums, strict=True):
         sizes = decode_shapes(trace.inputs[index])
-        tensors = [tensor for place in range(3) if sizes and (tensor := sizes.tensor(place))]
+        tensors = [tensor for argument in range(3) if sizes and (tensor := sizes.tensor(argument))]
         heights = {math.prod(tensor[:-1]) for tensor in tensors if len(tensor) > 1}
-        all_ns += ns
-        if any(
-            count and height % count == 0 and height <= _COPIES * count
-            for height in heights
-            for count in tokens
-        ):
-            of_tokens += ns
-    return of_tokens >= _FED_SHARE * all_ns
+        multiples = (h % count == 0 and h <= _COPIES * count for h in heights for count in tokens if count)
+        of_tokens += ns if any(multiples) else 0.0
+    return bool(of_tokens >= _FED_SHARE * sum(sums))
 
 
 def count_backward_passes(timeline: Timeline) -> float | None:
@@ -271,3 +292,38 @@ def count_launches(timeline: Timeline, pieces: Pieces) -> int:
         return 0
     calls = distinct(timeline.links.call[pieces.work[pieces.steady]])
     return int((calls >= 0).sum())
+
+
+def find_work(timeline: Timeline) -> WorkKind:
+    """Return training if a backward pass or an optimizer was seen, inference if only forward passes were.
+
+    Autograd nodes, the number of a forward thread, ranges and kernels show a backward pass; replayed graphs
+    show it by their kernels. Without operations, names must say that it is inference. Work before the first
+    step and after the last, such as a warm-up, does not count.
+    """
+    trace, steps = timeline.trace, timeline.steps
+    first, last = int(steps.start_ns.min()), int(steps.end_ns.max())
+    strings, ops, ranges = trace.strings, trace.ops, trace.ranges
+    seen_ops = (ops.start_ns < last) & (ops.end_ns > first)
+    seen_ranges = ranges.name[(ranges.start_ns < last) & (ranges.end_ns > first)]
+    launched = timeline.attribution.launch_ns
+    in_steps = (launched < 0) | ((launched >= first) & (launched < last))
+    kernels = [strings[name] for name in distinct(trace.work.name[in_steps]).tolist()]
+    if (
+        (in_direction(trace, "backward", "optimizer") & seen_ops).any()
+        or _any_named(strings, ops.name[seen_ops], BACKWARD, _TRAINING_OP)
+        or (ops.forward_thread[seen_ops] > 0).any()
+        or _any_named(strings, seen_ranges, OPTIMIZER_STEP, BACKWARD_RANGE, _TRAINING_RANGE)
+        or any(_TRAINING_KERNEL.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels)
+    ):
+        return "training"
+    is_inference = (
+        seen_ops.any()
+        or any(_INFERENCE_NAME.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels)
+        or _any_named(strings, seen_ranges, _INFERENCE_NAME)
+    )
+    return "inference" if is_inference else "unknown"
+
+
+def _any_named(strings: tuple[str, ...], names: Ids, *patterns: re.Pattern[str]) -> bool:
+    return any(bool(named(strings, names, pattern).any()) for pattern in patterns)

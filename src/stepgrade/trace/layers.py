@@ -14,6 +14,7 @@ node names. An operation that records gradients inside the backward pass is a fo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
-from stepgrade.model.layers import LayerStep
+from stepgrade.model.events import NONE, Ids, Longs, Trace, Wholes
 from stepgrade.model.notes import Note
+from stepgrade.model.operations import LayerStep
 from stepgrade.naming.torch_names import (
     BACKWARD,
     BACKWARD_RANGE,
@@ -38,12 +39,9 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.timeline.compiled import in_direction, layers_by_scope
-from stepgrade.timeline.links import MODULE, OP, RANGE, inherit, nearest, pick
-from stepgrade.timeline.pieces import Pieces
-from stepgrade.timeline.steps import steps_of
-from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
-from stepgrade.trace import phases
+from stepgrade.timeline.links import MODULE, OP, RANGE, compiled_of, in_direction, nearest, pick
+from stepgrade.timeline.steps import repetitions, steps_of
+from stepgrade.timeline.timeline import IN_BACKWARD, Driver, Phase, Pieces, Timeline
 from stepgrade.units import NS_PER_MS
 
 MODULE_PREFIX = "nn.Module: "
@@ -64,6 +62,9 @@ SEQUENCES = 1 << 40
 MOST_SAMPLES = 4  # for each piece of work: a block of a model has some in every step
 MOST_THREADS = 32  # that may have made the nodes of one forward thread; a run has one or two
 NO_NODE, UNMADE = -2, -3
+_DIGITS = "0123456789"
+_WEIGHTED = (WorkClass.GEMM, WorkClass.CONVOLUTION, WorkClass.ATTENTION)
+_ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad")
 
 
 class LayerBasis(StrEnum):
@@ -80,9 +81,9 @@ class Layers(NamedTuple):
 
     basis: LayerBasis | None
     times: tuple[LayerStep, ...]
-    recompute_ns: int  # forward work done again, in layers and outside
+    recompute_ns: int  # recomputed forward work, in layers and outside
     note: Note | None
-    again: Mask  # of the pieces: forward work that is done again
+    again: Mask  # of the pieces: recomputed forward work
     blocks: Blocks | None = None
 
 
@@ -102,13 +103,11 @@ class Frames(NamedTuple):
     parent: Ids  # in this forest
     kind: list[str]
     own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
-    work_frame: Ids  # of each piece of that time, in order: the frame
-    work_places: dict[int, Ids]  # and where in that order each kind of work stands
+    work_frame: Ids  # the frame of each piece of that time, in order
+    work_indices: dict[int, Ids]  # the indices in that order of each kind of work
     by_parent: Ids  # the frames in the order of their parents
 
 
-_WEIGHTED = (WorkClass.GEMM, WorkClass.CONVOLUTION, WorkClass.ATTENTION)
-_ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad")
 _NOTES = {
     LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
     LayerBasis.PATTERN: "Layers are found from the repeating pattern of operations: the trace names no "
@@ -116,18 +115,25 @@ _NOTES = {
 }
 
 
-def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
+def find_layers(timeline: Timeline, pieces: Pieces) -> Layers:
     """Return the layers of the steady steps."""
-    in_backward = pieces.steady & (phase == phases.BACKWARD)
-    again = pick(_recomputed(timeline).astype(np.int8), pieces.row) > 0
-    again |= pick(in_direction(timeline.trace, "recompute").astype(np.int8), pieces.op) > 0
-    forward = pieces.steady & (phase == phases.FORWARD)
+    tree, ops = timeline.tree, timeline.trace.ops
+    # A forward operation or module inside the backward pass is recomputed, with everything in it.
+    again = pick(in_direction(timeline.trace, "recompute").astype(np.int8), pieces.op) > 0
+    if len(tree.kind):
+        is_forward = np.zeros(len(tree.kind), np.bool_)
+        is_forward[tree.of_op] = (ops.sequence >= 0) & (ops.forward_thread <= 0)
+        is_forward &= ~matching(timeline.trace.strings, BACKWARD)[tree.name]
+        is_forward |= tree.kind == MODULE
+        is_forward &= (timeline.context & IN_BACKWARD) > 0
+        again |= pick(nearest(tree.parent, is_forward), pieces.row) >= 0
+    in_backward = pieces.steady & (pieces.phase == Phase.BACKWARD)
+    forward = pieces.steady & (pieces.phase == Phase.FORWARD)
     backward, recompute = in_backward & ~again, in_backward & again
     recompute_ns = int(pieces.dur_ns[recompute].sum())
     scoped = layers_by_scope(timeline.trace, pieces.op, pieces.dur_ns, forward)
     if scoped is not None:
-        blocks = Blocks(LayerBasis.SCOPES, pieces.row[:0], pieces.row[:0], scoped[0])
-        block = scoped[1]
+        blocks, block = Blocks(LayerBasis.SCOPES, pieces.row[:0], pieces.row[:0], scoped[0]), scoped[1]
     else:
         found = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
         if found is None:
@@ -138,19 +144,19 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
-    # A pattern is found in names: what it holds shows only here.
-    forward_of_all = int(pieces.dur_ns[forward].sum())
-    if blocks.basis is LayerBasis.PATTERN and not sum(forward_ns) >= HELD * forward_of_all > 0:
+    # A pattern is found in names: whether it holds most of the forward pass shows only here.
+    total_forward_ns = int(pieces.dur_ns[forward].sum())
+    if blocks.basis is LayerBasis.PATTERN and not sum(forward_ns) >= HELD * total_forward_ns > 0:
         return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)), again)
-    # The time of each block in each steady step: a block that is slow once is not a slow one. Thousands of
-    # blocks that run in few of thousands of steps have none: they are no layers of one model.
-    place = np.cumsum(timeline.windows.steady) - 1
+    # The time of each block in each steady step tells a slow block from one that was slow once. Thousands of
+    # blocks in few of thousands of steps are not the layers of one model: they get no samples.
+    steady_index = np.cumsum(timeline.windows.steady) - 1
     count = int(timeline.windows.steady.sum())
     if len(blocks.names) * count > MOST_SAMPLES * len(block):
         count = 0
     samples = [
         np.bincount(
-            block[inside].astype(np.int64) * count + place[pieces.step[inside]],
+            block[inside].astype(np.int64) * count + steady_index[pieces.step[inside]],
             weights=pieces.dur_ns[inside],
             minlength=len(blocks.names) * count,
         ).reshape(-1, count)
@@ -164,10 +170,10 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     rows = np.flatnonzero((forward | in_backward) & (block >= 0))
     pairs, which, _ = groups(block[rows].astype(np.int64) * len(labels) + pieces.label[rows])
     sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
-    ops: dict[int, dict[str, int]] = {}
+    op_ms: dict[int, dict[str, float]] = {}
     for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
         index, label = divmod(pair, len(labels))
-        ops.setdefault(index, {})[labels[label]] = int(ns)
+        op_ms.setdefault(index, {})[labels[label]] = int(ns) * scale / steps
     times = tuple(
         LayerStep(
             layer=index,
@@ -177,26 +183,13 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
             recompute_ms=again_ns[index] * scale / steps,
             fwd_samples_ms=tuple(samples[0][index].tolist()),
             bwd_samples_ms=tuple(samples[1][index].tolist()),
-            ops={op: ns * scale / steps for op, ns in ops.get(index, {}).items()},
+            ops=op_ms.get(index, {}),
         )
         for index, name in enumerate(blocks.names)
     )
     text = _NOTES.get(blocks.basis, "").format(timeline.trace.profiler.record_layers)
     note = Note("layers_basis", text) if text else None
     return Layers(blocks.basis, times, recompute_ns, note, again, blocks)
-
-
-def _recomputed(timeline: Timeline) -> Mask:
-    """Tell which rows lie in a forward operation or module that runs inside the backward pass."""
-    tree, ops = timeline.tree, timeline.trace.ops
-    if not len(tree.kind):
-        return np.zeros(0, np.bool_)
-    inside = (timeline.context & IN_BACKWARD) > 0
-    forward = np.zeros(len(tree.kind), np.bool_)
-    forward[tree.of_op] = (ops.sequence >= 0) & (ops.forward_thread <= 0)
-    forward &= ~matching(timeline.trace.strings, BACKWARD)[tree.name]
-    forward |= tree.kind == MODULE
-    return inherit(tree.parent, (forward & inside).astype(np.int8)) > 0
 
 
 def _why_none(timeline: Timeline) -> str:
@@ -206,38 +199,37 @@ def _why_none(timeline: Timeline) -> str:
         replays = named(trace.strings, trace.calls.name, GRAPH_LAUNCH)
         if float(pick(replays.astype(np.int8), calls).clip(0).mean()) > 0.5:
             return (
-                "Layers cannot be told apart: the kernels were replayed from a graph, which names no "
+                "Layers cannot be identified: the kernels were replayed from a graph, which names no "
                 "operations. Record a run without graphs."
             )
     if len(tree.name) and matching(trace.strings, COMPILED)[tree.name].any():
         return (
-            "Layers cannot be told apart: torch.compile merged them. Compile each block on its own inside a "
+            "Layers cannot be identified: torch.compile merged them. Compile each block on its own inside a "
             "record_function range, or record an eager step with with_stack=True."
         )
     if not (tree.kind == OP).any():
         how = trace.profiler.record_operations
-        return f"Layers cannot be told apart: no host operations were recorded. {how}"
+        return f"Layers cannot be identified: no host operations were recorded. {how}"
     if (tree.kind == MODULE).any():
-        return "No layers: no kind of module that is there several times holds most of the forward pass."
+        return "No layers: no repeated module covers most of the forward pass."
     return (
-        "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern that holds "
+        "Layers cannot be identified: no module frames, no numbered ranges, no repeating pattern that covers "
         f"most of the forward pass. {trace.profiler.record_layers}"
     )
 
 
-def blocks_of_rows(timeline: Timeline, blocks: Blocks, of: Ids, in_backward: Mask) -> Ids:
+def blocks_of_rows(timeline: Timeline, blocks: Blocks, rows: Ids, in_backward: Mask) -> Ids:
     """Return the block that each of these rows of the host tree is in, or NONE."""
     tree = timeline.tree
     opens = np.full(len(tree.kind), NONE, np.int32)
     opens[blocks.row] = blocks.block
     of_row = pick(opens, nearest(tree.parent, opens >= 0))
-    own = pick(of_row, of)
-    # The block of an autograd node is that of its forward operation: NONE if that lies outside of all.
-    around = pick(of_row, makers_of_rows(timeline, of))
-    return np.where(in_backward & (own < 0), around, own)
+    own = pick(of_row, rows)
+    # An autograd node belongs to the block of its forward operation: NONE if that lies outside of all.
+    return np.where(in_backward & (own < 0), pick(of_row, makers_of_rows(timeline, rows)), own)
 
 
-def makers_of_rows(timeline: Timeline, of: Ids) -> Ids:
+def makers_of_rows(timeline: Timeline, rows: Ids) -> Ids:
     """Return for rows inside an autograd node the row of the forward operation that made it, or NONE."""
     tree, trace = timeline.tree, timeline.trace
     of_node = np.full(len(tree.kind), NO_NODE, np.int32)
@@ -245,19 +237,21 @@ def makers_of_rows(timeline: Timeline, of: Ids) -> Ids:
     maker = match_forward(trace, node)
     of_node[tree.of_op[node]] = np.where(maker >= 0, pick(tree.of_op, maker), UNMADE)
     # A node without a forward operation goes with the node before it on its thread.
-    rows = np.flatnonzero(of_node != NO_NODE)
-    if len(rows):
-        known = np.where(of_node[rows] != UNMADE, np.arange(len(rows)), 0)
-        before = rows[np.maximum.accumulate(known)]
-        same_thread = trace.ops.thread[tree.origin[rows]] == trace.ops.thread[tree.origin[before]]
-        of_node[rows] = np.where(same_thread & (of_node[before] != UNMADE), of_node[before], NONE)
-    return pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), of))
+    nodes = np.flatnonzero(of_node != NO_NODE)
+    if len(nodes):
+        known = np.where(of_node[nodes] != UNMADE, np.arange(len(nodes)), 0)
+        before = nodes[np.maximum.accumulate(known)]
+        same_thread = trace.ops.thread[tree.origin[nodes]] == trace.ops.thread[tree.origin[before]]
+        of_node[nodes] = np.where(same_thread & (of_node[before] != UNMADE), of_node[before], NONE)
+    return pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), rows))
 
 
 def match_forward(trace: Trace, node: Mask) -> Ids:
     """Return for each autograd node the forward operation that made it, as a row in trace.ops, or NONE.
 
-    Operations that make no node carry the number of the next node as well: the last to start made it.
+    Operations that make no node carry the number of the next node as well: the last to start made it. All
+    nodes of one forward thread get their makers from one host thread: the one whose operations fit the nodes'
+    numbers and names best, among those with the most operations.
     """
     ops = trace.ops
     numbered = (ops.sequence >= 0) & (ops.sequence < SEQUENCES)
@@ -269,42 +263,35 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     order = np.argsort(key, kind="stable").astype(np.int32)
     key, makers = key[order], makers[order]
     nodes = np.flatnonzero(node).astype(np.int32)
-    found = np.full(len(nodes), NONE, np.int32)
+    matched = np.full(len(nodes), NONE, np.int32)
     usable = np.flatnonzero(numbered[nodes])
-    if len(usable) and len(makers):
-        found[usable] = _best_makers(trace, nodes[usable], key, makers)
-    return found
-
-
-def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
-    """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
-
-    It is the one whose operations fit the nodes' numbers and names best, of those with the most operations.
-    """
+    if not len(usable) or not len(makers):
+        return matched
 
     def stem(name: int) -> str:
         last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
         return last.replace("_", "").lower()
 
-    sequence, names = trace.ops.sequence[nodes].astype(np.int64), trace.ops.name
-    width = len(trace.strings)
-    forward = groups(trace.ops.forward_thread[nodes])
+    nodes, width = nodes[usable], len(trace.strings)
+    sequence = ops.sequence[nodes].astype(np.int64)
+    forward = groups(ops.forward_thread[nodes])
     best = np.full(len(nodes), NONE, np.int32)
     most = np.zeros(len(forward.values), np.int64)
-    threads, _, sizes = groups(trace.ops.thread[makers])
+    threads, _, sizes = groups(ops.thread[makers])
     for thread in np.sort(threads[np.argsort(-sizes, kind="stable")[:MOST_THREADS]]).tolist():
         wanted = thread * SEQUENCES + sequence
-        place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
-        fits = key[place] == wanted
-        found = np.where(fits, makers[place], NONE).astype(np.int32)
-        # Nodes that are called after the operation that would have made them count most.
-        pairs, which, _ = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
+        index = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
+        fits = key[index] == wanted
+        found = np.where(fits, makers[index], NONE).astype(np.int32)
+        # Nodes named after the operation that would have made them count most.
+        pairs, which, _ = groups(ops.name[nodes[fits]].astype(np.int64) * width + ops.name[found[fits]])
         alike = np.array([stem(pair % width) in stem(pair // width) for pair in pairs.tolist()], np.bool_)
         score = np.bincount(forward.which[fits], 1 + 10 * alike[which], minlength=len(most)).astype(np.int64)
         better = (score > most)[forward.which]
         best[better] = found[better]
         np.maximum(most, score, out=most)
-    return best
+    matched[usable] = best
+    return matched
 
 
 def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | None:
@@ -348,12 +335,12 @@ def _find_frames(
     rows = np.flatnonzero(is_frame).astype(np.int32)
     if not len(rows):
         return Frames(rows, rows, [], np.zeros(0, np.int64), rows, {}, rows)
-    place = np.full(len(tree.kind), NONE, np.int32)
-    place[rows] = np.arange(len(rows), dtype=np.int32)
-    around = pick(place, nearest(tree.parent, is_frame))
+    index = np.full(len(tree.kind), NONE, np.int32)
+    index[rows] = np.arange(len(rows), dtype=np.int32)
+    around = pick(index, nearest(tree.parent, is_frame))
     frame = pick(around, pieces.row)
     parent = pick(around, tree.parent[rows])
-    del place, around
+    del index, around
     inside = np.flatnonzero(forward & (frame >= 0)).astype(np.int32)
     held = frame[inside]
     if (held[1:] < held[:-1]).any():
@@ -364,9 +351,9 @@ def _find_frames(
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
     done = pieces.work_class[inside]
-    places = {number: np.flatnonzero(done == number).astype(np.int32) for number in distinct(done).tolist()}
+    indices = {number: np.flatnonzero(done == number).astype(np.int32) for number in distinct(done).tolist()}
     by_parent = np.argsort(parent, kind="stable").astype(np.int32)
-    return Frames(rows, parent, names, own, frame, places, by_parent)
+    return Frames(rows, parent, names, own, frame, indices, by_parent)
 
 
 class _Kind(NamedTuple):
@@ -375,7 +362,7 @@ class _Kind(NamedTuple):
     name: str
     instances: int
     held_ns: int
-    members: Ids  # places in the frames
+    members: Ids  # indices of frames
 
 
 def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) -> Ids | None:
@@ -422,10 +409,10 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
     several = int(timeline.windows.steady.sum()) > 1
     # Frames are in the order in which they open: those in a frame follow it, up to its last one.
     lasts, inside = list(range(len(frames.row))), frames.own_ns.tolist()
-    for place, above in reversed([*enumerate(frames.parent.tolist())]):
+    for index, above in reversed([*enumerate(frames.parent.tolist())]):
         if above >= 0:
-            lasts[above] = max(lasts[above], lasts[place])
-            inside[above] += inside[place]
+            lasts[above] = max(lasts[above], lasts[index])
+            inside[above] += inside[index]
     last, inside_ns = np.array(lasts, np.int32), np.array(inside, np.int64)
     members = np.flatnonzero(usable).astype(np.int32)
     members = members[np.argsort(kinds[members], kind="stable")]
@@ -442,7 +429,7 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
         alike = (
             _are_of_one_size(held)
-            or _differ_by_slow_ones(frames, last, outer, which, held)
+            or _differ_by_slow_blocks(frames, last, outer, which, held)
             or _are_built_alike(frames, names, outer, which, held)
         )
         if alike and not once_a_step:
@@ -451,17 +438,17 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
 
 
 def _are_of_one_size(held: NDArray[np.float64]) -> bool:
-    """Tell whether the times are spread over at least half of the instances."""
-    as_many_equal_ones = float(held.sum() ** 2 / (held**2).sum())
-    return as_many_equal_ones >= max(1.5, len(held) / 2)
+    """Return whether the times are spread over at least half of the instances."""
+    as_many_equal = float(held.sum() ** 2 / (held**2).sum())
+    return as_many_equal >= max(1.5, len(held) / 2)
 
 
-def _differ_by_slow_ones(
+def _differ_by_slow_blocks(
     frames: Frames, last: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
 ) -> bool:
-    """Tell whether all but a few instances are of one size, and those few are built as the others are.
+    """Return whether all but a few slow instances are of one size, and those few are built like the others.
 
-    Such a few are slow layers. What does other kinds of work, or holds many more modules, is another thing.
+    Instances that do other kinds of work, or hold many more modules, are not slow layers.
     """
     slow = held > SLOW_BLOCK * np.median(held)
     usual = held[~slow]
@@ -473,10 +460,10 @@ def _differ_by_slow_ones(
         return False
     edges = [np.searchsorted(frames.work_frame, edge) for edge in (outer, last[outer] + 1)]
     common = 0  # kinds of work that all do
-    for work_class, places in frames.work_places.items():
+    for work_class, indices in frames.work_indices.items():
         if work_class in (WorkClass.COPY, WorkClass.OTHER):  # all modules do these
             continue
-        starts, ends = (np.searchsorted(places, edge) for edge in edges)
+        starts, ends = (np.searchsorted(indices, edge) for edge in edges)
         does = np.bincount(which, weights=ends > starts, minlength=len(held)) > 0
         if does[~slow].all() and not does[slow].all():
             return False
@@ -487,7 +474,7 @@ def _differ_by_slow_ones(
 def _are_built_alike(
     frames: Frames, names: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
 ) -> bool:
-    """Tell whether most instances are of one size, and all hold as many frames of each kind."""
+    """Return whether most instances are of one size, and all hold as many frames of each kind."""
     most = np.sort(held)[: len(held) // 2 + 1]
     if len(most) < FEWEST_BLOCKS or not most.any() or not _are_of_one_size(most):
         return False
@@ -497,10 +484,10 @@ def _are_built_alike(
     )
     parts: dict[int, dict[int, str]] = {}
     for instance, start, end in zip(which.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        for place in frames.by_parent[start:end].tolist():
-            parts.setdefault(instance, {})[int(names[place])] = frames.kind[place]
+        for index in frames.by_parent[start:end].tolist():
+            parts.setdefault(instance, {})[int(names[index])] = frames.kind[index]
     builds = {tuple(sorted(kinds.values())) for kinds in parts.values()}
-    # What wraps a single module says nothing of it.
+    # A wrapper of a single module says nothing about that module.
     return len(parts) == len(distinct(which)) and len(builds) == 1 and len(builds.pop()) > 1
 
 
@@ -515,32 +502,33 @@ def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: st
 
 
 def _from_pattern(timeline: Timeline) -> Blocks | None:
-    """Return blocks from the sequence of forward operations, if each steady step repeats the same one.
-
-    It consists of the outermost operations of the loop's thread outside input, backward and optimizer.
-    """
+    """Return blocks from the sequence of forward operations, if each steady step repeats the same one."""
     tree, ops = timeline.tree, timeline.trace.ops
     if not len(ops.name) or matching(timeline.trace.strings, COMPILED)[tree.name].any():
         return None
-    outer = pick(tree.op, tree.parent) < 0
-    apart = (timeline.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
-    rows = np.flatnonzero((tree.kind == OP) & outer & ~apart).astype(np.int32)
-    rows = rows[ops.thread[tree.origin[rows]] == timeline.steps.thread]
-    step = np.searchsorted(timeline.steps.start_ns, ops.start_ns[tree.origin[rows]], side="right") - 1
+    rows = timeline.loop_operations()
+    step = np.searchsorted(timeline.steps.start_ns, ops.start_ns[rows], side="right") - 1
     found: list[tuple[Ids, int, int]] = []
-    in_order = np.argsort(step, kind="stable")
-    rows, step = rows[in_order], step[in_order]
     for index in np.flatnonzero(timeline.windows.steady).tolist():
-        of_step = rows[slice(*np.searchsorted(step, (index, index + 1)))]
-        repeat = find_repetition(tree.name[of_step])
+        own = rows[slice(*np.searchsorted(step, (index, index + 1)))]
+        # The repetition that covers most of the step; of those that cover nearly the same the shortest, since
+        # twice a period is a period as well.
+        periods = range(SHORTEST_BLOCK, len(own) // FEWEST_BLOCKS + 1 if len(own) <= LONGEST_SEQUENCE else 0)
+        covered = [
+            (start, period, length // period)
+            for start, period, length in repetitions(ops.name[own], periods)
+            if length >= FEWEST_BLOCKS * period and length // period * period >= len(own) // 2
+        ]
+        most = max((period * count for _, period, count in covered), default=0)
+        repeat = next((each for each in covered if each[1] * each[2] >= 0.9 * most), None)
         if repeat is None or (found and repeat[1:] != found[0][1:]):
             return None
         start, period, count = repeat
-        found.append((of_step[start : start + period * count], period, count))
+        found.append((own[start : start + period * count], period, count))
     if not found:
         return None
     block_rows, period, count = found[0]
-    classes = classes_of(timeline.trace.strings, tree.name[block_rows[:period]])
+    classes = classes_of(timeline.trace.strings, ops.name[block_rows[:period]])
     if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any():
         return None
     accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
@@ -549,26 +537,28 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
         return None  # a loop over the same weights: fewer gradients than blocks
     block = np.tile(np.repeat(np.arange(count, dtype=np.int32), period), len(found))
     names = tuple(f"block {number}" for number in range(count))
-    return Blocks(LayerBasis.PATTERN, np.concatenate([repeated for repeated, _, _ in found]), block, names)
+    opens = tree.of_op[np.concatenate([repeated for repeated, _, _ in found])]
+    return Blocks(LayerBasis.PATTERN, opens, block, names)
 
 
-def find_repetition(names: Ids) -> tuple[int, int, int] | None:
-    """Return start, period and count of the repetition that covers most of the sequence.
-
-    Of periods that cover nearly the same the shortest counts, for twice a period is one as well.
-    """
-    if not FEWEST_BLOCKS * SHORTEST_BLOCK <= len(names) <= LONGEST_SEQUENCE:
+def layers_by_scope(
+    trace: Trace, op: Ids, dur_ns: Wholes, forward: Mask
+) -> tuple[tuple[str, ...], Ids] | None:
+    """Return a compiler's layers and that of each piece; None unless they hold most of the forward pass."""
+    layers = [compiled.layer if compiled else None for compiled in compiled_of(trace)]
+    kinds = Counter(layer.rstrip(_DIGITS) for layer in set(layers) if layer)
+    kept = {layer for layer in layers if layer and kinds[layer.rstrip(_DIGITS)] > 1}
+    if not kept:
         return None
-    covered = []
-    for period in range(SHORTEST_BLOCK, len(names) // FEWEST_BLOCKS + 1):
-        # The longest stretch that equals itself one period later.
-        same = np.append(names[:-period] == names[period:], False)
-        breaks = np.flatnonzero(~same)
-        lengths = np.diff(breaks, prepend=NONE) - 1
-        longest = int(lengths.argmax())
-        start, length = int(breaks[longest] - lengths[longest]), int(lengths[longest])
-        count = (length + period) // period
-        if count >= FEWEST_BLOCKS and period * count >= len(names) // 2:
-            covered.append((start, period, count))
-    most = max((period * count for _, period, count in covered), default=0)
-    return next((repeat for repeat in covered if repeat[1] * repeat[2] >= 0.9 * most), None)
+
+    def order(layer: str) -> tuple[str, int, str]:
+        kind = layer.rstrip(_DIGITS)
+        number = layer[len(kind) :].lstrip("0")
+        return kind, len(number), number  # longer is larger, with any number of digits
+
+    names = tuple(sorted(kept, key=order))
+    indices = {name: index for index, name in enumerate(names)}
+    table = np.array([*(indices.get(layer or "", NONE) for layer in layers), NONE], np.int32)
+    block = table[pick(trace.ops.inputs, op)]
+    held = int(dur_ns[forward & (block >= 0)].sum())
+    return (names, block) if held >= HELD * int(dur_ns[forward].sum()) else None

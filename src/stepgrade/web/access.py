@@ -93,30 +93,23 @@ class Door:
         if len(written) > 1:
             raise Refused(400, "more than one Authorization header")
         if written:
-            return self._bearer(written[0], request, team)
+            kind, _, secret = written[0].partition(" ")
+            if kind.lower() != "bearer":
+                raise Refused(401, "a bearer token is required")
+            token = self.token(secret.strip(), request, team)
+            return Identity(name=token.name, rights={token.project: token.role}, by="token")
         if self._settings.access == "proxy" and (found := self._by_proxy(request)) is not None:
             return found
-        secret = request.cookies.get(SESSION_COOKIE)
-        if (
-            secret
-            and self._settings.access != "localhost"
-            and (session := team.session_of(secret)) is not None
-        ):
+        cookie, is_local = request.cookies.get(SESSION_COOKIE), self._settings.access == "localhost"
+        session = team.session_of(cookie) if cookie and not is_local else None
+        if session is not None:
             token, form_key = session
-            return Identity(
-                name=token.name, rights={token.project: token.role}, by="session", form_key=form_key
-            )
+            rights = {token.project: token.role}
+            return Identity(name=token.name, rights=rights, by="session", form_key=form_key)
         form_key = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
-        if self._settings.access == "localhost":
+        if is_local:
             return Identity(name="localhost", rights={None: "admin"}, by="localhost", form_key=form_key)
         return Identity(name="nobody", rights={}, by="nobody", form_key=form_key)
-
-    def _bearer(self, written: str, request: Request, team: Team) -> Identity:
-        kind, _, secret = written.partition(" ")
-        if kind.lower() != "bearer":
-            raise Refused(401, "a bearer token is required")
-        token = self.token(secret.strip(), request, team)
-        return Identity(name=token.name, rights={token.project: token.role}, by="token")
 
     def token(self, secret: str, request: Request, team: Team) -> Token:
         """Return a valid token; raise Refused otherwise, with a delay after many wrong ones.
@@ -130,17 +123,13 @@ class Door:
             raise Refused(429, "too many wrong tokens", retry_after_s=int(waits) + 1)
         raise Refused(401, "the token is unknown, expired or revoked")
 
-    def is_trusted(self, request: Request) -> bool:
-        """Return whether the peer is a trusted proxy."""
+    def _by_proxy(self, request: Request) -> Identity | None:
+        """Return the user that a trusted proxy names; headers from others are ignored."""
         try:
             address = ipaddress.ip_address(request.client.host if request.client else "")
         except ValueError:
-            return False
-        return any(address in network for network in self._networks)
-
-    def _by_proxy(self, request: Request) -> Identity | None:
-        """Return the user that a trusted proxy names; headers from others are ignored."""
-        if not self.is_trusted(request):
+            return None
+        if not any(address in network for network in self._networks):
             return None
         for header in (*USER_HEADERS, GROUPS_HEADER):
             if len(request.headers.getlist(header)) > 1:

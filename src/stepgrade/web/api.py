@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import math
 import re
 from typing import Any
@@ -12,13 +13,12 @@ from starlette.responses import Response
 
 from stepgrade.compare.fingerprint import FIELDS
 from stepgrade.errors import BadOption
-from stepgrade.model import Fingerprint
-from stepgrade.model.run import RunRow, Trend
-from stepgrade.store.alerts import CHANNELS, Alert, Alerts, ChannelState, QuietHours
-from stepgrade.store.runs import KEPT_METRICS, RunOrigin, Selection
-from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs
-from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Role, Token
-from stepgrade.store.trend import trend_of
+from stepgrade.model.comparison import RunRow, Trend
+from stepgrade.model.scorecard import Fingerprint, Scorecard
+from stepgrade.store.alerts import CHANNELS, Alert, Alerts, ChannelState
+from stepgrade.store.runs import KEPT_METRICS, NewRun, RunOrigin, Selection
+from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs, trend_of
+from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Token
 from stepgrade.web.access import Refused
 from stepgrade.web.bodies import (
     AlertChange,
@@ -33,14 +33,21 @@ from stepgrade.web.bodies import (
     RunUpload,
     ShownChannel,
 )
-from stepgrade.web.calls import Call, Endpoint, ProjectCall, json_answer, table_answer
-from stepgrade.web.comparing import Compared, compare_cards
-from stepgrade.web.targets import check_channel
-from stepgrade.web.uploads import MOST_WORD, add_run, add_trace, moment_of
+from stepgrade.web.calls import Call, Endpoints, ProjectCall, TraceCall, json_answer, table_answer
+from stepgrade.web.comparing import Compared, compare_runs
+from stepgrade.web.outgoing import check_channel
 
+_ROOT, _PROJECT = "/api/v1", "/api/v1/projects/{project}"
+_FILTERS = ("branch", "fingerprint", "grade", "commit", "by", "since", "until", "label", "device", "model")
+_TABLE = ("sort", "order", "after", "limit", "cards", "format")
 _MOST_PAGE = 500
 _MOST_CARDS = 20
 _MOST_FILTERS = 16
+_FIRST_MOMENT = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_KEY = r"[A-Za-z0-9._:-]{1,128}"
+_MOST_LABELS = 8_192  # characters of all labels of a run
+MOST_WORD = 300
+routes = Endpoints()
 
 
 def selection(call: Call, limit: int | None = None) -> Selection:
@@ -84,41 +91,48 @@ def _since(call: Call, name: str) -> str | None:
         if len(text) == len("2026-03-01"):
             return dt.date.fromisoformat(text).isoformat()
         # A + in a URL is decoded as a space.
-        return moment_of(text.replace(" ", "+")).isoformat(timespec="seconds")
+        return _moment(text.replace(" ", "+")).isoformat(timespec="seconds")
     except ValueError:
         raise Refused(400, f"{name} must be a date or a time like 2026-03-01T12:00:00+00:00") from None
 
 
-def list_projects(call: Call) -> Response:
-    """Return the projects that the caller may read."""
+def _moment(text: str) -> dt.datetime:
+    """Return a time in UTC, which is also the default zone; raise ValueError if it is invalid."""
+    moment = dt.datetime.fromisoformat(text)
+    try:
+        return (moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment).astimezone(dt.UTC)
+    except OverflowError:
+        raise ValueError("out of range") from None
+
+
+@routes("GET", f"{_ROOT}/projects", "reader", any_project=True, answer=list[Project])
+def list_projects(call: Call) -> list[Project]:
+    """List the projects you may read."""
     sees = call.who.sees
-    return json_answer([item for item in call.team.projects() if sees is None or item.name in sees])
+    return [item for item in call.team.projects() if sees is None or item.name in sees]
 
 
-def add_project(call: Call) -> Response:
+@routes("POST", f"{_ROOT}/projects", "admin", body=ProjectName, answer=Project, status=201)
+def add_project(call: Call, new: ProjectName) -> Response:
     """Create a project."""
-    name = call.read(ProjectName).name
-    is_new = call.team.add_project(name)
+    is_new = call.team.add_project(new.name)
     if is_new:
-        call.note("project made", name)
-    return json_answer(call.team.project(name), 201 if is_new else 200)
+        call.note("project made", new.name)
+    return json_answer(call.team.project(new.name), 201 if is_new else 200)
 
 
-def show_project(call: ProjectCall) -> Response:
-    """Return a project and its settings."""
-    return json_answer(call.project)
+@routes("GET", _PROJECT, "reader", answer=Project)
+def show_project(call: ProjectCall) -> Project:
+    """Get a project and its settings."""
+    return call.project
 
 
-def change_project(call: ProjectCall) -> Response:
-    """Replace a project's settings."""
-    settings = checked_settings(call.read(ProjectSettings))
-    call.team.set_project(call.project.name, settings)
-    call.note("settings changed")
-    return json_answer(call.team.project(call.project.name))
+@routes("PUT", _PROJECT, "admin", body=ProjectSettings, answer=Project)
+def change_project(call: ProjectCall, settings: ProjectSettings) -> Project | None:
+    """Replace a project's settings.
 
-
-def checked_settings(settings: ProjectSettings) -> ProjectSettings:
-    """Return the settings; raise Refused if they are invalid."""
+    Raise Refused if they are invalid.
+    """
     price, url = settings.price_per_device_hour, settings.commit_url
     if price is not None and not (math.isfinite(price) and 0 <= price <= 1e6):
         raise Refused(400, "price_per_device_hour must be from 0 to 1,000,000")
@@ -133,35 +147,41 @@ def checked_settings(settings: ProjectSettings) -> ProjectSettings:
         raise Refused(400, f"at most 100 branches of at most {MOST_WORD} characters")
     if url is not None and not re.fullmatch(r"https?://[\w.:/~@%+=&?#-]*\{commit\}[\w.:/-]*", url):
         raise Refused(400, "commit_url must be like https://host/team/model/commit/{commit}")
-    return settings
+    call.team.set_project(call.project.name, settings)
+    call.note("settings changed")
+    return call.team.project(call.project.name)
 
 
-def remove_project(call: ProjectCall) -> Response:
-    """Delete a project and everything in it."""
+@routes("DELETE", _PROJECT, "admin", status=204)
+def remove_project(call: ProjectCall) -> None:
+    """Delete a project and its runs."""
     call.team.remove_project(call.project.name)
     call.team.note(call.who.name, "project removed", subject=call.project.name)
-    return Response(status_code=204)
 
 
-def list_runs(call: Call) -> Response:
-    """Return a page of runs."""
+@routes("GET", f"{_PROJECT}/runs", "reader", answer=RunEntries, query=_FILTERS + _TABLE)
+def list_runs(call: Call) -> Response | RunEntries:
+    """List runs."""
     has_cards = call.query("cards") == "1"
-    limit = call.number("limit", 50, _MOST_CARDS if has_cards else _MOST_PAGE)
+    entries, after = entries_page(call, 50, _MOST_CARDS if has_cards else _MOST_PAGE, has_cards=has_cards)
+    return runs_table(call, entries) or RunEntries(runs=entries, next=after)
+
+
+def entries_page(
+    call: Call, default: int, most: int, *, has_cards: bool = False
+) -> tuple[list[RunEntry], str | None]:
+    """Return the page of runs that the query asks for, and the cursor of the next page."""
     page = page_of_runs(
         call.history,
-        selection(call, limit),
+        selection(call, call.number("limit", default, most)),
         sort=call.query("sort") or "added",
         is_rising=call.query("order") == "rising",
         after=call.query("after"),
     )
-    entries = entries_of(call, page.runs, has_cards=has_cards)
-    if (table := table_answer(call, [flat(entry) for entry in entries], "runs")) is not None:
-        return table
-    return json_answer(RunEntries(runs=entries, next=page.next))
+    return _entries_of(call, page.runs, has_cards=has_cards), page.next
 
 
-def entries_of(call: Call, runs: tuple[RunRow, ...], *, has_cards: bool = False) -> list[RunEntry]:
-    """Return runs with their origin, fingerprint and, if wanted, scorecard."""
+def _entries_of(call: Call, runs: tuple[RunRow, ...], *, has_cards: bool) -> list[RunEntry]:
     numbers = [run.id for run in runs]
     origins, prints = call.history.origins(numbers), call.history.fingerprints()
     cards = call.history.cards(numbers) if has_cards else {}
@@ -176,37 +196,139 @@ def entries_of(call: Call, runs: tuple[RunRow, ...], *, has_cards: bool = False)
     ]
 
 
-def flat(entry: RunEntry) -> dict[str, Any]:
-    """Return a run as a row of a table."""
-    run, origin, where = entry.run, entry.origin, entry.fingerprint
-    row: dict[str, Any] = {"id": run.id, "added_at": run.added_at, "branch": run.branch, "commit": run.commit}
-    row |= {"grade": run.grade, **run.metrics, "device": where.device, "model": where.model}
-    row |= {
-        "batch": where.batch,
-        "seq": where.seq,
-        "world_size": where.world_size,
-        "precision": where.precision,
-    }
-    return row | {"fingerprint": run.digest, "labels": run.labels, **msgspec.to_builtins(origin)}
+def runs_table(call: Call, entries: list[RunEntry]) -> Response | None:
+    """Return runs as CSV or flat JSON if the query asks for that."""
+    rows = []
+    for entry in entries:
+        run, where = entry.run, entry.fingerprint
+        row: dict[str, Any] = {name: getattr(run, name) for name in ("id", "added_at", "branch", "commit")}
+        row |= {"grade": run.grade, **run.metrics}
+        fields = ("device", "model", "batch", "seq", "world_size", "precision")
+        row |= {name: getattr(where, name) for name in fields}
+        row |= {"fingerprint": run.digest, "labels": run.labels, **msgspec.to_builtins(entry.origin)}
+        rows.append(row)
+    return table_answer(call, rows, "runs")
 
 
-def show_run(call: Call) -> Response:
-    """Return a run and its scorecard."""
-    number = call.path_id()
-    found = call.history.runs(Selection(after=number - 1, before=number + 1))
-    if not found:
-        raise Refused(404, "run not found")
-    return json_answer(entries_of(call, tuple(found), has_cards=True)[0])
+@routes("POST", f"{_PROJECT}/runs", "uploader", body=RunUpload, answer=RunKept, status=201, is_upload=True)
+def add_run(call: ProjectCall, upload: RunUpload) -> Response:
+    """Upload a run.
+
+    A known Idempotency-Key returns the run it belongs to.
+    """
+    key = _idempotency_key(call)
+    if sum(len(name) + len(value) for name, value in upload.labels.items()) > _MOST_LABELS:
+        raise Refused(400, f"labels must have at most {_MOST_LABELS:,} characters in total")
+    try:
+        card = Scorecard.from_json(bytes(upload.card))
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError, RecursionError) as error:
+        raise Refused(400, f"invalid scorecard: {str(error)[:200]}") from None
+    added_at = None
+    if upload.added_at is not None:
+        try:
+            has_zone = dt.datetime.fromisoformat(upload.added_at).tzinfo is not None
+            moment = _moment(upload.added_at)
+        except ValueError:
+            raise Refused(400, "added_at must be a time like 2026-03-01T12:00:00+00:00") from None
+        if not has_zone:
+            raise Refused(400, "added_at needs a time zone")
+        if not _FIRST_MOMENT <= moment <= dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
+            raise Refused(400, "added_at must be after 1970 and not in the future")
+        added_at = moment.isoformat(timespec="seconds")
+    return _kept(
+        call,
+        NewRun(
+            card=card,
+            commit=upload.commit,
+            branch=upload.branch or None,
+            labels=upload.labels,
+            added_at=added_at,
+            key=key,
+            added_by=call.who.name,
+            device_hours=upload.device_hours,
+            is_decoded=True,
+        ),
+    )
 
 
-def remove_run(call: Call) -> Response:
+def _idempotency_key(call: Call) -> str | None:
+    keys = call.request.headers.getlist("idempotency-key")
+    if not keys:
+        return None
+    if len(keys) > 1 or not re.fullmatch(_KEY, keys[0]):
+        raise Refused(400, "Idempotency-Key must be 1 to 128 letters, digits or . _ : -")
+    return keys[0]
+
+
+def _kept(call: ProjectCall, run: NewRun) -> Response:
+    """Store a run, queue messages about the alerts that it opens, and return its id."""
+    earlier = None if run.key is None else call.history.run_with_key(run.key)
+    number = call.history.add(run)
+    if number == earlier:
+        return json_answer(RunKept(id=number, is_new=False))
+    call.server.uploaded += 1
+    opened: list[Alert] = []
+    (row,) = call.history.runs(Selection(after=number - 1, before=number + 1))
+    branches = call.project.settings.branches
+    if not branches or row.branch in branches:
+        alerts = Alerts(call.history)
+        opened = alerts.look(row.branch, row.digest)
+        for alert in opened:
+            alerts.announce(alert, "opened")
+    return json_answer(RunKept(id=number, is_new=True, alerts=tuple(alert.id for alert in opened)), 201)
+
+
+_GIVEN = ("device", "commit", "branch")
+
+
+@routes("POST", f"{_PROJECT}/traces", "uploader", answer=RunKept, status=201, query=_GIVEN, takes_trace=True)
+def add_trace(call: TraceCall) -> Response | None:
+    """Upload a profile to be scored.
+
+    None if it has to be scored first.
+    """
+    if (device := call.query("device")) and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", device):
+        raise Refused(400, "unknown device")
+    if any(len(call.query(name) or "") > MOST_WORD for name in ("commit", "branch")):
+        raise Refused(400, f"commit and branch must have at most {MOST_WORD} characters")
+    # The digest of the profile, not of its card, which another version may score differently.
+    text = f"{call.trace.digest} {[call.query(name) for name in _GIVEN]!r}"
+    content = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    key = _idempotency_key(call)
+    if key is not None and (number := call.history.run_with_key(key, content)) is not None:
+        return json_answer(RunKept(id=number, is_new=False))
+    if call.trace.card is None:
+        return None
+    run = NewRun(
+        card=call.trace.card,
+        commit=call.query("commit"),
+        branch=call.query("branch"),
+        key=key,
+        added_by=call.who.name,
+        content=content,
+        is_decoded=True,
+    )
+    return _kept(call, run)
+
+
+@routes("GET", f"{_PROJECT}/runs/{{number}}", "reader", answer=RunEntry)
+def show_run(call: Call) -> RunEntry:
+    """Get a run and its scorecard."""
+    return _entries_of(call, (call.run(),), has_cards=True)[0]
+
+
+@routes("DELETE", f"{_PROJECT}/runs/{{number}}", "admin", status=204)
+def remove_run(call: Call) -> None:
     """Delete a run."""
-    number = call.path_id()
-    if not call.history.runs(Selection(after=number - 1, before=number + 1)):
-        raise Refused(404, "run not found")
+    number = call.run().id
     call.history.remove([number])
     call.note("run removed", str(number))
-    return Response(status_code=204)
+
+
+@routes("GET", f"{_PROJECT}/count", "reader", answer=dict[str, int])
+def count(call: Call) -> dict[str, int]:
+    """Count the runs."""
+    return {"runs": count_runs(call.history)}
 
 
 def _metric(call: Call) -> str:
@@ -216,53 +338,53 @@ def _metric(call: Call) -> str:
     return name
 
 
-def series(call: Call) -> Response:
-    """Return a metric of the selected runs."""
+@routes("GET", f"{_PROJECT}/series/{{metric}}", "reader", answer=MetricSeries, query=(*_FILTERS, "limit"))
+def series(call: Call) -> MetricSeries:
+    """Get a metric of selected runs."""
     which = selection(call, call.number("limit", 1000, 100_000))
-    return json_answer(MetricSeries(points=call.history.series(_metric(call), which)))
+    return MetricSeries(points=call.history.series(_metric(call), which))
 
 
-def trend(call: Call) -> Response:
-    """Return a metric over time and where its level changed."""
+@routes("GET", f"{_PROJECT}/trend/{{metric}}", "reader", answer=Trend, query=(*_FILTERS, "limit"))
+def trend(call: Call) -> Trend:
+    """Get a metric and its level changes."""
     which = selection(call, call.number("limit", 1000, 10_000))
-    return json_answer(trend_of(call.history, _metric(call), which))
+    return trend_of(call.history, _metric(call), which)
 
 
-def fingerprints(call: Call) -> Response:
-    """Return the fingerprints of the project's runs."""
-    return json_answer(call.history.fingerprints())
+@routes("GET", f"{_PROJECT}/fingerprints", "reader", answer=dict[str, Fingerprint])
+def fingerprints(call: Call) -> dict[str, Fingerprint]:
+    """List the fingerprints of the runs."""
+    return call.history.fingerprints()
 
 
-def compare(call: Call) -> Response:
-    """Return the comparison of run `b` with run `a`."""
-    most = 2**62
-    return json_answer(compare_cards(call.history, call.number("a", 0, most), call.number("b", 0, most)))
+@routes("GET", f"{_PROJECT}/compare", "reader", answer=Compared, query=("a", "b"))
+def compare(call: Call) -> Compared:
+    """Compare run b with run a."""
+    return compare_runs(call.history, call.number("a", 0, 2**62), call.number("b", 0, 2**62))[1]
 
 
-def findings(call: Call) -> Response:
-    """Return the findings of the newest runs and what they cost."""
+@routes(
+    "GET", f"{_PROJECT}/findings", "reader", answer=list[FindingCost], query=(*_FILTERS, "limit", "format")
+)
+def findings(call: Call) -> Response | list[FindingCost]:
+    """List findings by cost."""
     costs = finding_costs(call.history, selection(call, call.number("limit", 1000, 1000)))
-    rows = [msgspec.to_builtins(cost) for cost in costs]
-    return table_answer(call, rows, "findings") or json_answer(costs)
+    return table_answer(call, costs, "findings") or costs
 
 
-def list_alerts(call: Call) -> Response:
-    """Return alerts, newest first."""
+@routes("GET", f"{_PROJECT}/alerts", "reader", answer=list[Alert], query=("state", "format"))
+def list_alerts(call: Call) -> Response | list[Alert]:
+    """List alerts, newest first."""
     states = call.request.query_params.getlist("state")[:_MOST_FILTERS]
     alerts = Alerts(call.history)
     found = alerts.listed(states) if states else alerts.listed()
-    rows = [msgspec.to_builtins(alert) for alert in found]
-    return table_answer(call, rows, "alerts") or json_answer(found)
+    return table_answer(call, found, "alerts") or found
 
 
-def change_alert(call: Call) -> Response:
-    """Acknowledge, waive, resolve or reopen an alert."""
-    change: AlertChange = call.read(AlertChange)
-    return json_answer(changed_alert(call, change))
-
-
-def changed_alert(call: Call, change: AlertChange) -> Alert | None:
-    """Update an alert and return it; raise Refused if it does not exist."""
+@routes("POST", f"{_PROJECT}/alerts/{{number}}", "uploader", body=AlertChange, answer=Alert)
+def change_alert(call: Call, change: AlertChange) -> Alert | None:
+    """Update an alert: acknowledge, waive, resolve or reopen it."""
     number, alerts = call.path_id(), Alerts(call.history)
     if alerts.alert(number) is None:
         raise Refused(404, "alert not found")
@@ -271,249 +393,71 @@ def changed_alert(call: Call, change: AlertChange) -> Alert | None:
     return alerts.alert(number)
 
 
-def list_channels(call: Call) -> Response:
-    """Return the project's channels."""
-    return json_answer(shown_channels(call))
+@routes("GET", f"{_PROJECT}/channels", "admin", answer=list[ShownChannel])
+def list_channels(call: Call) -> list[ShownChannel]:
+    """List alert channels.
 
-
-def shown_channels(call: Call) -> list[ShownChannel]:
-    """Return the project's channels without secrets, and the state of their deliveries."""
+    They come without secrets: the path of a webhook is a password.
+    """
     alerts = Alerts(call.history)
     states = alerts.channel_states()
     return [
-        shown_channel(item.id, item.kind, item.target, item.quiet, states.get(item.id, ChannelState()))
+        ShownChannel(
+            id=item.id,
+            kind=item.kind,
+            target=item.target if item.kind == "email" else "/".join(item.target.split("/")[:3]) + "/…",
+            quiet=item.quiet,
+            state=states.get(item.id, ChannelState()),
+        )
         for item in alerts.channels()
     ]
 
 
-def shown_channel(
-    number: int,
-    kind: str,
-    target: str,
-    quiet: QuietHours,
-    state: ChannelState = ChannelState(),  # noqa: B008  frozen
-) -> ShownChannel:
-    """Return a channel without secrets: the path of a webhook is a password."""
-    shown = target if kind == "email" else "/".join(target.split("/")[:3]) + "/…"
-    return ShownChannel(id=number, kind=kind, target=shown, quiet=quiet, state=state)
-
-
-def add_channel(call: Call) -> Response:
+@routes("POST", f"{_PROJECT}/channels", "admin", body=NewChannel, answer=ShownChannel, status=201)
+def add_channel(call: Call, new: NewChannel) -> ShownChannel:
     """Add an alert channel."""
-    new: NewChannel = call.read(NewChannel)
-    number = added_channel(call, new)
-    return json_answer(shown_channel(number, new.kind, new.target, new.quiet), 201)
-
-
-def added_channel(call: Call, new: NewChannel) -> int:
-    """Add a channel if its target is allowed, and return its id."""
     if new.kind not in CHANNELS:
         raise BadOption(f"unknown kind of channel {new.kind!r}", hint=f"one of {', '.join(CHANNELS)}")
     check_channel(new.kind, new.target, new.secret, call.server.settings)
     number = Alerts(call.history).add_channel(new.kind, new.target, new.secret, new.quiet)
     call.note("channel added", f"{number}: {new.kind}")
-    return number
+    return next(channel for channel in list_channels(call) if channel.id == number)
 
 
-def remove_channel(call: Call) -> Response:
-    """Remove a channel."""
+@routes("DELETE", f"{_PROJECT}/channels/{{number}}", "admin", status=204)
+def remove_channel(call: Call) -> None:
+    """Remove an alert channel."""
     Alerts(call.history).remove_channel(call.path_id())
     call.note("channel removed", str(call.path_id()))
-    return Response(status_code=204)
 
 
-def list_tokens(call: Call) -> Response:
-    """Return all tokens without their secrets."""
-    return json_answer(call.team.tokens())
+@routes("GET", f"{_ROOT}/tokens", "admin", answer=list[Token])
+def list_tokens(call: Call) -> list[Token]:
+    """List tokens, without their secrets."""
+    return call.team.tokens()
 
 
-def add_token(call: Call) -> Response:
+@routes("POST", f"{_ROOT}/tokens", "admin", body=NewToken, answer=MadeToken, status=201)
+def add_token(call: Call, new: NewToken) -> MadeToken:
     """Create a token."""
-    new: NewToken = call.read(NewToken)
     secret, token = call.team.add_token(
         new.name, new.role, project=new.project, days=new.days, created_by=call.who.name
     )
     call.note("token made", f"{token.id}: {token.name}, {token.role} of {token.project or 'every project'}")
-    return json_answer(MadeToken(secret=secret, token=token), 201)
+    return MadeToken(secret=secret, token=token)
 
 
-def revoke_token(call: Call) -> Response:
+@routes("DELETE", f"{_ROOT}/tokens/{{number}}", "admin", status=204)
+def revoke_token(call: Call) -> None:
     """Revoke a token."""
     if not call.team.revoke(call.path_id()):
         raise Refused(404, "token not found")
     call.note("token revoked", str(call.path_id()))
-    return Response(status_code=204)
 
 
-def audit(call: Call) -> Response:
-    """Return the audit log, newest first."""
+@routes("GET", f"{_ROOT}/audit", "admin", answer=list[AuditEntry], query=("before", "limit", "format"))
+def audit(call: Call) -> Response | list[AuditEntry]:
+    """Get the audit log."""
     before = call.number("before", 2**62, 2**62)
     found = call.team.audit(before=before, limit=call.number("limit", 100, 1000))
-    rows = [msgspec.to_builtins(entry) for entry in found]
-    return table_answer(call, rows, "audit") or json_answer(found)
-
-
-def count(call: Call) -> Response:
-    """Return the number of runs in the project."""
-    return json_answer({"runs": count_runs(call.history)})
-
-
-_ROOT, _PROJECT = "/api/v1", "/api/v1/projects/{project}"
-_FILTERS = ("branch", "fingerprint", "grade", "commit", "by", "since", "until", "label", "device", "model")
-_TABLE = ("sort", "order", "after", "limit", "cards", "format")
-
-
-def _reads(path: str, handle: Any, summary: str, answer: Any, query: tuple[str, ...] = ()) -> Endpoint:
-    return Endpoint(
-        method="GET",
-        path=_PROJECT + path,
-        handle=handle,
-        needs="reader",
-        summary=summary,
-        answer=answer,
-        query=query,
-    )
-
-
-def _does(method: str, path: str, handle: Any, needs: Role, summary: str, **more: Any) -> Endpoint:
-    return Endpoint(method=method, path=path, handle=handle, needs=needs, summary=summary, **more)
-
-
-ENDPOINTS: tuple[Endpoint, ...] = (
-    _does(
-        "GET",
-        f"{_ROOT}/projects",
-        list_projects,
-        "reader",
-        "List the projects you may read",
-        any_project=True,
-        answer=list[Project],
-    ),
-    _does(
-        "POST",
-        f"{_ROOT}/projects",
-        add_project,
-        "admin",
-        "Create a project",
-        body=ProjectName,
-        answer=Project,
-        status=201,
-    ),
-    _reads("", show_project, "Get a project and its settings", Project),
-    _does(
-        "PUT",
-        _PROJECT,
-        change_project,
-        "admin",
-        "Replace a project's settings",
-        body=ProjectSettings,
-        answer=Project,
-    ),
-    _does("DELETE", _PROJECT, remove_project, "admin", "Delete a project and its runs", status=204),
-    _reads("/runs", list_runs, "List runs", RunEntries, _FILTERS + _TABLE),
-    _does(
-        "POST",
-        f"{_PROJECT}/runs",
-        add_run,
-        "uploader",
-        "Upload a run",
-        body=RunUpload,
-        answer=RunKept,
-        status=201,
-    ),
-    _does(
-        "POST",
-        f"{_PROJECT}/traces",
-        add_trace,
-        "uploader",
-        "Upload a profile to be scored",
-        answer=RunKept,
-        status=201,
-        query=("device", "commit", "branch"),
-        takes_trace=True,
-    ),
-    _reads("/runs/{number}", show_run, "Get a run and its scorecard", RunEntry),
-    _does("DELETE", f"{_PROJECT}/runs/{{number}}", remove_run, "admin", "Delete a run", status=204),
-    _reads("/count", count, "Count the runs", dict[str, int]),
-    _reads("/series/{metric}", series, "Get a metric of selected runs", MetricSeries, (*_FILTERS, "limit")),
-    _reads(
-        "/trend/{metric}",
-        trend,
-        "Get a metric and its changes of level",
-        Trend,
-        (*_FILTERS, "limit"),
-    ),
-    _reads("/fingerprints", fingerprints, "List the fingerprints of the runs", dict[str, Fingerprint]),
-    _reads("/compare", compare, "Compare run b with run a", Compared, ("a", "b")),
-    _reads(
-        "/findings",
-        findings,
-        "List findings by cost",
-        list[FindingCost],
-        (*_FILTERS, "limit", "format"),
-    ),
-    _reads("/alerts", list_alerts, "List alerts, newest first", list[Alert], ("state", "format")),
-    _does(
-        "POST",
-        f"{_PROJECT}/alerts/{{number}}",
-        change_alert,
-        "uploader",
-        "Update an alert: acknowledge, waive, resolve or reopen it",
-        body=AlertChange,
-        answer=Alert,
-    ),
-    _does(
-        "GET",
-        f"{_PROJECT}/channels",
-        list_channels,
-        "admin",
-        "List alert channels",
-        answer=list[ShownChannel],
-    ),
-    _does(
-        "POST",
-        f"{_PROJECT}/channels",
-        add_channel,
-        "admin",
-        "Add an alert channel",
-        body=NewChannel,
-        answer=ShownChannel,
-        status=201,
-    ),
-    _does(
-        "DELETE",
-        f"{_PROJECT}/channels/{{number}}",
-        remove_channel,
-        "admin",
-        "Remove an alert channel",
-        status=204,
-    ),
-    _does(
-        "GET",
-        f"{_ROOT}/tokens",
-        list_tokens,
-        "admin",
-        "List tokens, without their secrets",
-        answer=list[Token],
-    ),
-    _does(
-        "POST",
-        f"{_ROOT}/tokens",
-        add_token,
-        "admin",
-        "Create a token",
-        body=NewToken,
-        answer=MadeToken,
-        status=201,
-    ),
-    _does("DELETE", f"{_ROOT}/tokens/{{number}}", revoke_token, "admin", "Revoke a token", status=204),
-    _does(
-        "GET",
-        f"{_ROOT}/audit",
-        audit,
-        "admin",
-        "Get the audit log",
-        answer=list[AuditEntry],
-        query=("before", "limit", "format"),
-    ),
-)
+    return table_answer(call, found, "audit") or found

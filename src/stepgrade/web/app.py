@@ -1,12 +1,14 @@
-"""The application: all endpoints, health and metrics, startup and shutdown."""
+"""The application: all endpoints and their OpenAPI description, health and metrics, startup and shutdown."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,22 +16,84 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepgrade._version import __version__
-from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.database import MIGRATIONS
 from stepgrade.web import api, calls, pages
-from stepgrade.web.calls import Call, Endpoint, Server, json_answer
+from stepgrade.web.calls import Call, Endpoint, Endpoints, Server, json_answer
 from stepgrade.web.mounted import mounted_assistant
-from stepgrade.web.openapi import describe
 from stepgrade.web.settings import ServerSettings, check
 from stepgrade.web.worker import LOG
 
+_PROBLEM = {
+    "type": "object",
+    "properties": {"problem": {"type": "string"}, "status": {"type": "integer"}},
+    "required": ["problem", "status"],
+}
+_PATTERNS = {"number": {"type": "integer", "minimum": 0}, "project": {"type": "string"}}
+_NUMBERS = ("limit", "a", "b", "before")
 
+
+def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the description."""
+    shown = [endpoint for endpoint in endpoints if not endpoint.is_page]
+    types = [kind for endpoint in shown for kind in (endpoint.body, endpoint.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(map(str, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in shown:
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": _PATTERNS.get(name, {"type": "string"})}
+            for name in re.findall(r"\{(\w+)\}", endpoint.path)
+        ]
+        parameters += [
+            {"name": name, "in": "query", "schema": {"type": "integer" if name in _NUMBERS else "string"}}
+            for name in endpoint.query
+        ]
+        answer: dict[str, Any] = {"description": endpoint.summary}
+        if endpoint.answer is not None:
+            content: dict[str, Any] = {"application/json": {"schema": by_type[str(endpoint.answer)]}}
+            if "format" in endpoint.query:
+                content["text/csv"] = {"schema": {"type": "string"}}
+            answer["content"] = content
+        problem = {"description": "error", "content": {"application/json": {"schema": _PROBLEM}}}
+        operation: dict[str, Any] = {
+            "summary": endpoint.summary,
+            "operationId": f"{endpoint.handle.__name__}",
+            "parameters": parameters,
+            "responses": {str(endpoint.status): answer, "default": problem},
+        }
+        if endpoint.status == 201:
+            operation["responses"]["200"] = answer
+        if endpoint.needs is not None:
+            operation["security"] = [{"token": []}]
+        if endpoint.body is not None:
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": by_type[str(endpoint.body)]}},
+            }
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "stepgrade", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+routes = Endpoints()
+
+
+@routes("GET", "/healthz", None, answer=dict[str, str], is_direct=True)
 def healthz(_: object) -> Response:
-    """Return that the process is alive."""
+    """Check liveness."""
     return json_answer({"status": "ok", "version": __version__})
 
 
+@routes("GET", "/readyz", None)
 def readyz(call: Call) -> Response:
-    """Return whether the store is available and up to date, and the workers are running."""
+    """Check readiness: the store is up to date and the workers are running."""
     version = call.history.database.version()
     states = {worker.name: worker.state() for worker in call.server.housekeeping.workers}
     is_ready = version == len(MIGRATIONS) and all(state.is_alive for state in states.values())
@@ -41,8 +105,9 @@ def readyz(call: Call) -> Response:
     return json_answer(body, 200 if is_ready else 503)
 
 
+@routes("GET", "/metrics", "reader", any_project=True)
 def metrics(call: Call) -> Response:
-    """Return metrics in Prometheus' text format."""
+    """Get metrics for Prometheus."""
     server = call.server
     lines = [
         "# HELP stepgrade_requests_total Requests by endpoint and status.",
@@ -67,33 +132,13 @@ def metrics(call: Call) -> Response:
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def openapi(_: Call) -> Response:
-    """Return the OpenAPI description."""
-    return json_answer(describe(ENDPOINTS))
+@routes("GET", "/openapi.json", None)
+def openapi(_: Call) -> dict[str, Any]:
+    """Get the OpenAPI description."""
+    return describe(ENDPOINTS)
 
 
-_OPEN: tuple[Endpoint, ...] = (
-    Endpoint(
-        method="GET",
-        path="/healthz",
-        handle=healthz,
-        needs=None,
-        summary="Liveness",
-        answer=dict[str, str],
-        is_direct=True,
-    ),
-    Endpoint(method="GET", path="/readyz", handle=readyz, needs=None, summary="Readiness"),
-    Endpoint(
-        method="GET",
-        path="/metrics",
-        handle=metrics,
-        needs="reader",
-        any_project=True,
-        summary="Metrics for Prometheus",
-    ),
-    Endpoint(method="GET", path="/openapi.json", handle=openapi, needs=None, summary="OpenAPI description"),
-)
-ENDPOINTS: tuple[Endpoint, ...] = (*_OPEN, *api.ENDPOINTS, *pages.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (*routes, *api.routes, *pages.routes)
 
 
 def make_app(settings: ServerSettings) -> Starlette:

@@ -1,16 +1,20 @@
-"""The Model Context Protocol: the same answers for assistants, over a pipe or in the server."""
+"""The Model Context Protocol: short answers for assistants, over a pipe or in the server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepgrade._version import __version__
 from stepgrade.errors import (
     BadHistory,
+    BadInput,
     BadOption,
     BadValue,
     MissingExtra,
@@ -22,31 +26,133 @@ from stepgrade.gating.run import gate
 from stepgrade.grading import score
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.estimate import estimate
-from stepgrade.hardware.plan_table import Cluster, PlanRequest
-from stepgrade.hardware.planner import plan
+from stepgrade.hardware.planner import Cluster, PlanRequest, plan
 from stepgrade.hardware.setup import Setup
 from stepgrade.inspection import inspect
 from stepgrade.loading import load
+from stepgrade.model.comparison import GateReport
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.readers.source import ReadOptions
 from stepgrade.report import render
-from stepgrade.store.history import open_history
-from stepgrade.store.runs import NewRun, Runs
-from stepgrade.web.answers import (
-    Roots,
-    brief,
-    brief_card,
-    brief_report,
-    findings_answer,
-    history_answer,
-)
-from stepgrade.web.comparing import report_on
+from stepgrade.report.names import shortened
+from stepgrade.store.history import History, open_history
+from stepgrade.store.runs import NewRun, Runs, Selection
+from stepgrade.store.tables import finding_costs, trend_of
+from stepgrade.web.comparing import compare_runs
 from stepgrade.web.worker import LOG, failure_of
 from stepgrade.whatif import AssumedChange, what_if
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
+
+# A token is about four characters, so a card stays below 1,500 tokens.
+MOST_CHARACTERS = 5_000
+_MOST_TEXT = 240
+_MOST_FILES = 10_000
+_CARD = (
+    "grade",
+    "grade_at_most",
+    "efficiency",
+    "bottleneck",
+    "bottleneck_evidence",
+    "throughput_tok_s",
+    "step_time_ms",
+    "wall_coverage",
+    "mfu",
+    "hfu",
+    "peak_memory_bytes",
+    "launches_per_step",
+    "ungraded_because",
+    "recommendations",
+)
+_OPERATION = ("name", "class", "ms", "share")
+_CHANGE = ("metric", "before", "now", "change", "low", "high", "outcome", "why")
+_FINDING = ("rule", "severity", "claim", "remedy", "gain_low", "gain_high", "where")
+
+
+class Roots:
+    """The folders that an assistant may read; links that lead out of them are not followed."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = [os.path.realpath(folder) for folder in folders]
+
+    def path(self, given: str) -> str:
+        """Return the real path of a file; raise BadInput if it is outside the folders or missing."""
+        if not self._folders:
+            raise BadOption("files are not available here: use run ids")
+        if "\0" in given or "://" in given:
+            raise BadInput("not a path", where=shortened(given, 80))
+        full = given if os.path.isabs(given) else os.path.join(self._folders[0], given)
+        real = os.path.realpath(full)
+        inside = self._holds(real) and (not os.path.isdir(real) or self._holds_all(real))
+        if not inside or not os.path.exists(real):
+            # One message for both, so that it does not reveal which files exist elsewhere.
+            raise BadInput("no such file in the allowed folders", where=shortened(given, 80))
+        return real
+
+    def _holds(self, real: str) -> bool:
+        return any(
+            real == folder or real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self._folders
+        )
+
+    def _holds_all(self, folder: str) -> bool:
+        count = 0
+        for parent, folders, names in os.walk(folder):
+            for name in (*folders, *names):
+                count += 1
+                if count > _MOST_FILES or not self._holds(os.path.realpath(f"{parent}{os.sep}{name}")):
+                    return False
+        return True
+
+
+def brief(value: Any, most: int = MOST_CHARACTERS) -> Any:
+    """Return a value with texts and lists shortened until it fits; unknown values are dropped."""
+    for rows in (20, 8, 5, 3, 1):
+        cut = _cut(value, rows)
+        if len(msgspec.json.encode(cut)) <= most:
+            return cut
+    return {"note": "too large to show: read the report instead"}
+
+
+def _cut(value: Any, rows: int) -> Any:
+    match value:
+        case str():
+            return shortened(value, _MOST_TEXT)
+        case float():
+            return float(f"{value:.5g}")
+        case Mapping():
+            pairs = [(name, inner) for name, inner in value.items() if inner not in (None, (), [], {}, "")]
+            return {shortened(str(name), 80): _cut(inner, rows) for name, inner in pairs[: 4 * rows]}
+        case list() | tuple():
+            return [_cut(inner, rows) for inner in value[:rows]]
+    return value
+
+
+def brief_card(card: Scorecard) -> dict[str, Any]:
+    """Return the important fields of a scorecard, named as in its JSON."""
+    full = card.to_dict()
+    found = _picked(full, _CARD) | {"device": (full.get("device") or {}).get("key")}
+    found |= {"source": card.source.shown, "ledger": full.get("ledger")}
+    found["findings"] = [_picked(row, _FINDING) for row in full["findings"][:6]]
+    found["operations"] = [_picked(row, _OPERATION) for row in full["operations"][:6]]
+    answer: dict[str, Any] = brief(found)
+    return answer
+
+
+def _picked(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: row.get(name) for name in names}
+
+
+def brief_report(report: GateReport, operations: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the important fields of a comparison."""
+    full = report.to_dict()
+    found = _picked(full, ("verdict", "baseline", "differences", "reasons", "notes"))
+    found["changes"] = [_picked(row, _CHANGE) for row in full["changes"]]
+    found |= {"shifts": full.get("shifts"), "operations": msgspec.to_builtins(operations[:8])}
+    answer: dict[str, Any] = brief(found)
+    return answer
+
 
 _MOST_BYTES = 4 << 30
 _INSTRUCTIONS = (
@@ -73,19 +179,30 @@ class Tools:
         limit: int = 200,
     ) -> Any:
         """Return a metric over the stored runs: the newest values, and where its level changed."""
-        with self._history(project) as found:
-            return history_answer(found, metric, branch, limit)
+        with self._history(project) as history:
+            found = trend_of(history, metric, Selection(branch=branch, limit=max(1, min(limit, 500))))
+            answer = {
+                "metric": metric,
+                "runs_in_trend": len(found.points),
+                "newest": found.points[-1].value,
+                "changes": msgspec.to_builtins(found.changes[-5:]),
+                "newest_runs": msgspec.to_builtins(history.runs(Selection(branch=branch, limit=5))[::-1]),
+            }
+            return brief(answer)
 
     def findings(self, project: str = "default", limit: int = 200) -> Any:
         """Return the findings of the newest runs, by the device-hours they cost."""
-        with self._history(project) as found:
-            return findings_answer(found, limit)
+        with self._history(project) as history:
+            if not isinstance(history, History):
+                raise BadOption("findings over many runs are not available from a server")
+            costs = finding_costs(history, Selection(limit=max(1, min(limit, 1000))))
+            return brief(msgspec.to_builtins(costs[:8]))
 
     def compare(self, before: str, now: str, project: str = "default") -> Any:
         """Compare two runs, by ids of stored runs or by paths: which changes exceed the noise."""
         if before.isdecimal() and now.isdecimal():
             with self._history(project) as found:
-                report, pairs = report_on(found, int(before[:18]), int(now[:18]))
+                report, pairs = compare_runs(found, int(before[:18]), int(now[:18]))
                 return brief_report(report, pairs.operations)
         return brief_report(gate(self._roots.path(now), baseline=[self._roots.path(before)]))
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from stepgrade.model import Fingerprint
-from stepgrade.model.run import RunRow
+from stepgrade.model.comparison import RunRow
+from stepgrade.model.scorecard import Fingerprint
 from stepgrade.store.alerts import ChannelState, QuietHours
 from stepgrade.store.runs import RunOrigin
 from stepgrade.store.team import Role, Token

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -19,19 +20,21 @@ from starlette.responses import Response
 
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadHistory, BadValue, KeyTaken, NoSuchRun, NotMeasured, StepgradeError
+from stepgrade.model.comparison import RunRow
 from stepgrade.report.names import shortened
 from stepgrade.store.history import History
 from stepgrade.store.pool import Pool
+from stepgrade.store.runs import Selection
 from stepgrade.store.team import Project, Role, Team
 from stepgrade.web import access
 from stepgrade.web.access import Door, Identity, Limiter, Refused
 from stepgrade.web.housekeeping import Housekeeping
-from stepgrade.web.reading import read_body
 from stepgrade.web.settings import ServerSettings
-from stepgrade.web.traces import ReceivedTrace, Scoring, temporary_folder
+from stepgrade.web.traces import ReceivedTrace, Scoring, read_body
 from stepgrade.web.worker import LOG
 
 T = TypeVar("T")
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 _MOST_FIELDS = 50
 _MOST_FORM = 64 << 10
 _POLICY = (
@@ -57,25 +60,41 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     method: str
     path: str
-    handle: Callable[[Any], Any]  # takes a Call of the right kind, or the request itself if direct
+    handle: Callable[..., Any]  # takes a Call and the decoded body, or the request itself if direct
     needs: Role | None
-    summary: str
     any_project: bool = False
     query: tuple[str, ...] = ()
     body: Any = None  # the type of a JSON body
     answer: Any = None
     status: int = 200
+    is_upload: bool = False  # limited per token and minute
     takes_trace: bool = False  # the body is a profile to score; `handle` is called before and after scoring
     is_direct: bool = False  # needs neither the store nor a thread, so it always responds
+
+    @property
+    def summary(self) -> str:
+        """Return the first line of the handler's docstring."""
+        return (self.handle.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     @property
     def is_page(self) -> bool:
         """Return whether it is a page for a browser."""
         return not self.path.startswith(("/api/", "/healthz", "/readyz", "/metrics", "/openapi.json"))
 
-    def most_bytes(self, settings: ServerSettings) -> int:
-        """Return the limit on the size of a body."""
-        return _MOST_FORM if self.is_page else settings.most_bytes
+
+class Endpoints(list[Endpoint]):
+    """The endpoints of a module; call it to declare one above its handler."""
+
+    def __call__(
+        self, method: str, path: str, needs: Role | None, **more: Any
+    ) -> Callable[[_Handler], _Handler]:
+        """Return a decorator that adds an endpoint; `more` are further fields of Endpoint."""
+
+        def declare(handle: _Handler) -> _Handler:
+            self.append(Endpoint(method=method, path=path, handle=handle, needs=needs, **more))
+            return handle
+
+        return declare
 
 
 class Server:
@@ -99,6 +118,11 @@ class Server:
         """Open the store at startup, so that a wrong location fails then."""
         with self.pool.history():
             pass
+
+    def check_rate(self, who: Identity) -> None:
+        """Count an upload; raise Refused if there were too many."""
+        if waits := self.uploads.take(who.name):
+            raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
 
     def count(self, endpoint: Endpoint, status: int, seconds: float) -> None:
         """Count a request for the metrics."""
@@ -140,6 +164,14 @@ class Call(Struct, frozen=True, kw_only=True):
             raise Refused(404, "not found")
         return int(text)
 
+    def run(self) -> RunRow:
+        """Return the run whose id is in the path; raise Refused if it does not exist."""
+        number = self.path_id()
+        found = self.history.runs(Selection(after=number - 1, before=number + 1))
+        if not found:
+            raise Refused(404, "run not found")
+        return found[0]
+
     def form(self) -> dict[str, str]:
         """Return the fields of a form."""
         return dict(parse_qsl(self.body.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
@@ -175,30 +207,28 @@ def json_answer(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def table_answer(call: Call, rows: Sequence[Mapping[str, Any]], name: str) -> Response | None:
+def table_answer(call: Call, rows: Sequence[Any], name: str) -> Response | None:
     """Return a table as CSV or JSON as the `format` parameter says; None for a page."""
     to = call.query("format")
     if to == "json":
         return json_answer(rows)
     if to != "csv":
         return None
-    text = io.StringIO()
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    writer = csv.writer(text)
+    written = io.StringIO()
+    table = msgspec.to_builtins(rows)
+    columns = list(dict.fromkeys(column for row in table for column in row))
+    writer = csv.writer(written)
     writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_cell(row.get(column)) for column in columns])
+    for row in table:
+        cells = []
+        for cell in map(row.get, columns):
+            text = msgspec.json.encode(cell).decode() if isinstance(cell, dict | list | tuple) else cell
+            # Spreadsheets would take these for formulas.
+            is_formula = isinstance(text, str) and text.startswith(tuple("=+-@\t\r"))
+            cells.append(f"'{text}" if is_formula else text)
+        writer.writerow(cells)
     headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell that spreadsheets do not take for a formula."""
-    if isinstance(value, dict | list | tuple):
-        value = msgspec.json.encode(value).decode()
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+    return Response(written.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 async def in_thread(limiter: anyio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
@@ -218,12 +248,13 @@ async def answer(server: Server, endpoint: Endpoint, request: Request) -> Respon
         else:
             access.check_origin(request, server.settings)
             # Authorize before reading the body. The store is released meanwhile: clients may be slow.
-            who = await in_thread(server.limiter, _authorize, server, endpoint, request)
+            who: Identity = await in_thread(server.limiter, _authorize, server, endpoint, request)
             if endpoint.takes_trace:
                 response = await _scored(server, endpoint, request, who)
             else:
-                body = await read_body(request, endpoint.most_bytes(server.settings))
-                response = await in_thread(server.limiter, _respond, server, endpoint, request, who, body)
+                most = _MOST_FORM if endpoint.is_page else server.settings.most_bytes
+                body = await read_body(request, most)
+                response = await in_thread(server.limiter, _respond, server, endpoint, request, body)
     except Refused as refused:
         response = problem(request, refused.status, refused.problem, is_page=endpoint.is_page)
         if refused.retry_after_s is not None:
@@ -242,11 +273,10 @@ async def _scored(server: Server, endpoint: Endpoint, request: Request, who: Ide
     """Receive a profile, score it in a process of its own, and return the response."""
     if not server.settings.accepts_traces:
         raise Refused(403, "this server accepts scorecards only")
-    if waits := server.uploads.take(who.name):
-        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
-    with server.scoring.slot(who.name), temporary_folder() as folder:
+    server.check_rate(who)
+    with server.scoring.slot(who.name), tempfile.TemporaryDirectory(prefix="stepgrade-trace-") as folder:
         trace = await server.scoring.receive(request, folder)
-        respond = (server.limiter, _respond, server, endpoint, request, who, b"")
+        respond = (server.limiter, _respond, server, endpoint, request, b"")
         known: Response | None = await in_thread(*respond, trace)
         if known is not None:
             return known
@@ -282,14 +312,16 @@ def _respond(
     server: Server,
     endpoint: Endpoint,
     request: Request,
-    who: Identity | None = None,
     body: bytes = b"",
     trace: ReceivedTrace | None = None,
 ) -> Any:
-    """Return the endpoint's response. Blocking: run it in a thread."""
+    """Return the endpoint's response. Blocking: run it in a thread.
+
+    The sender is identified here, after the body: a token may have been revoked while it was being sent.
+    """
     with refusals(), server.pool.history() as history:
         team = Team(history.database)
-        who = who or _identify(server, endpoint, request, team)
+        who = _identify(server, endpoint, request, team)
         project = admitted(endpoint, who, team, request.path_params.get("project"))
         if endpoint.method != "GET":
             _check_sender(endpoint, who, request, body)
@@ -300,7 +332,14 @@ def _respond(
         else:
             fields |= {"project": project, "history": history.in_project(project.name)}
             call = ProjectCall(**fields) if trace is None else TraceCall(**fields, trace=trace)
-        response = endpoint.handle(call)
+        if endpoint.is_upload:
+            server.check_rate(who)
+        given = [] if endpoint.body is None else [call.read(endpoint.body)]
+        response = endpoint.handle(call, *given)
+        if endpoint.status == 204:
+            response = Response(status_code=204)
+        elif response is not None and not isinstance(response, Response):
+            response = json_answer(response, endpoint.status)
         if endpoint.is_page and who.by != "session" and who.form_key:
             set_cookie(response, server.settings, access.FORM_COOKIE, who.form_key)
         return response

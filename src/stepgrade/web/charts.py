@@ -7,10 +7,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from stepgrade.model.run import LevelChange, Trend
+from stepgrade.model.comparison import Trend
 from stepgrade.report.content.comparison import show_metric
-from stepgrade.report.html.plot import Scale, Tick, even_ticks
-from stepgrade.report.words import joined
+from stepgrade.report.html.plots import Scale
+from stepgrade.report.names import joined
 from stepgrade.statistics import MAD_TO_SIGMA
 from stepgrade.store.tables import is_better
 from stepgrade.units import show_delta
@@ -23,7 +23,11 @@ _SIGMAS = 2.0
 def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any]:
     """Return the chart of a trend; each point is the median of several runs if there are many."""
     values = [point.value for point in trend.points]
-    bands = _bands(trend)
+    bands = []  # each level: its first and last index, its median, and the band of its noise
+    for begin, end in pairwise([0, *(change.index for change in trend.changes), len(values)]):
+        level = median(values[begin:end])
+        reach = _SIGMAS * MAD_TO_SIGMA * median(abs(value - level) for value in values[begin:end])
+        bands.append((begin, end, level, level - reach, level + reach))
     low = min(*values, *(band[3] for band in bands))
     high = max(*values, *(band[4] for band in bands))
     room = (high - low) * 0.1 or abs(high) * 0.05 or 1.0
@@ -59,11 +63,19 @@ def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any
             }
             for begin, end, level, bottom, top in bands
         ],
-        "changes": [_change(trend, change, count) for change in trend.changes],
-        "y_ticks": [
-            Tick(at=100.0 - scale.place(value), text=show_metric(trend.metric, value))
-            for value in even_ticks(scale.low, scale.high)
+        "changes": [
+            {
+                "x": change.index / count * 100.0,
+                "look": "faster" if is_better(trend.metric, change.change) else "slower",
+                "word": "better" if is_better(trend.metric, change.change) else "worse",
+                "delta": show_delta(change.change),
+                "before": show_metric(trend.metric, change.before),
+                "after": show_metric(trend.metric, change.after),
+                "found": change,
+            }
+            for change in trend.changes
         ],
+        "y_ticks": scale.rising_ticks(lambda value: show_metric(trend.metric, value)),
         "first": trend.points[0].id,
         "last": trend.points[-1].id,
         "now": show_metric(trend.metric, bands[-1][2]),
@@ -80,30 +92,3 @@ def spark(values: Sequence[float]) -> str | None:
     return " ".join(
         f"{index * step:.1f},{22.0 - scale.place(value) * 0.2:.1f}" for index, value in enumerate(values)
     )
-
-
-def _bands(trend: Trend) -> list[tuple[int, int, float, float, float]]:
-    """Return each level: its first and last index, its median, and the band of its noise."""
-    edges = [0, *(change.index for change in trend.changes), len(trend.points)]
-    found = []
-    for begin, end in pairwise(edges):
-        values = [point.value for point in trend.points[begin:end]]
-        level = median(values)
-        reach = _SIGMAS * MAD_TO_SIGMA * median(abs(value - level) for value in values)
-        found.append((begin, end, level, level - reach, level + reach))
-    return found
-
-
-def _change(trend: Trend, change: LevelChange, count: int) -> dict[str, Any]:
-    return {
-        "x": change.index / count * 100.0,
-        "look": "faster" if is_better(trend.metric, change.change) else "slower",
-        "word": "better" if is_better(trend.metric, change.change) else "worse",
-        "delta": show_delta(change.change),
-        "before": show_metric(trend.metric, change.before),
-        "after": show_metric(trend.metric, change.after),
-        "last": change.last.id,
-        "first": change.first.id,
-        "last_commit": change.last_commit,
-        "first_commit": change.first_commit,
-    }

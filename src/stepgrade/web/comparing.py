@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import FIELDS
 from stepgrade.compare.noise import pooled_noise
 from stepgrade.config import Config
-from stepgrade.gating.baselines import BaselineRuns
 from stepgrade.gating.budgets import judge
-from stepgrade.gating.run import compare_with_earlier
-from stepgrade.model import Baseline
+from stepgrade.gating.run import BaselineRuns, compare_with_earlier
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.operations import Operation
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.scorecard import Baseline
 from stepgrade.store.runs import Runs, Selection
 
 OPERATIONS_SHOWN = 50
@@ -46,29 +44,11 @@ class Compared(Struct, frozen=True, kw_only=True):
     matched_share: float | None  # of the operations' time, the part whose names are in both runs
 
 
-def compare_cards(history: Runs, a: int, b: int) -> Compared:
-    """Return run `b` compared with run `a`; raise NoSuchRun if one does not exist."""
-    report, pairs = report_on(history, a, b)
-    return Compared(
-        a=a,
-        b=b,
-        report=report.to_dict(),
-        operations=pairs.operations,
-        kinds=pairs.kinds,
-        matched_share=pairs.matched_share,
-    )
+def compare_runs(history: Runs, a: int, b: int) -> tuple[GateReport, Compared]:
+    """Return the gate's report on run `b` against run `a`, even if setups differ, and all of the comparison.
 
-
-class Pairs(NamedTuple):
-    """The operations of two runs side by side, longest first, and by kind of work."""
-
-    operations: list[OperationPair]
-    kinds: list[OperationPair]
-    matched_share: float | None
-
-
-def report_on(history: Runs, a: int, b: int) -> tuple[GateReport, Pairs]:
-    """Return the gate's report on run `b` against run `a`, even if setups differ, and their operations."""
+    Raise NoSuchRun if a run does not exist.
+    """
     before, now = history.card(a), history.card(b)
     (run,) = history.runs(Selection(after=a - 1, before=a + 1))
     which = Selection(digests=(run.digest,), branch=run.branch, limit=_NOISE_RUNS)
@@ -76,27 +56,21 @@ def report_on(history: Runs, a: int, b: int) -> tuple[GateReport, Pairs]:
     earlier = BaselineRuns(runs=(Baseline.of(before, f"run {a}"),), name=f"run {a}", pooled_noise=noise)
     config = Config()
     comparison = compare_with_earlier([now], earlier, config, frozenset(FIELDS))
-    today = dt.datetime.now(dt.UTC).date()
-    return judge(now, comparison, config, (), today), operation_pairs(before, now)
-
-
-def operation_pairs(before: Scorecard, now: Scorecard) -> Pairs:
-    """Return the operations of two cards by name and by kind, longest in either first."""
-    sums = [
-        (_add_up(card.operations, by_kind=False), _add_up(card.operations, by_kind=True))
-        for card in (before, now)
-    ]
-    (old, old_kinds), (new, new_kinds) = sums
+    report = judge(now, comparison, config, (), dt.datetime.now(dt.UTC).date())
+    old, new = (_add_up(card.operations, by_kind=False) for card in (before, now))
     both = old.keys() & new.keys()
     shares = []
     for side in (old, new):
         total = sum(ms for ms, _ in side.values())
         shares.append(sum(side[name][0] for name in both) / total if total > 0.0 else None)
     known = [share for share in shares if share is not None]
-    return Pairs(
-        _paired(old, new)[:OPERATIONS_SHOWN],
-        _paired(old_kinds, new_kinds),
-        min(known) if len(known) == len(shares) else None,
+    return report, Compared(
+        a=a,
+        b=b,
+        report=report.to_dict(),
+        operations=_paired(old, new)[:OPERATIONS_SHOWN],
+        kinds=_paired(*(_add_up(card.operations, by_kind=True) for card in (before, now))),
+        matched_share=min(known) if len(known) == len(shares) else None,
     )
 
 

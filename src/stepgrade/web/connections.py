@@ -9,8 +9,10 @@ few slots are reserved for `/healthz`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -21,6 +23,7 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stepgrade.web.settings import Network
+from stepgrade.web.worker import LOG
 
 _LOOK_S = 0.5
 _RESERVED = 64
@@ -28,6 +31,8 @@ _STOP_S = 2.0
 _DRAINED_BYTES = 256 << 10
 _BYTES_PER_S = 64 << 10  # minimum rate of a client
 _HEALTH = "/healthz"
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.5  # less than asyncio waits until it accepts again
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -236,11 +241,22 @@ class GuardedListener(socket.socket):
     """A listening socket that accepts connections within the limits."""
 
     gate: Gate
+    _paused_until = 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; raise BlockingIOError if there is none."""
+        """Return the next connection; raise BlockingIOError if there is none, or if the system is exhausted.
+
+        asyncio would go on at once, for as many connections as may wait, and log each and schedule a retry.
+        """
         while True:
-            plain, address = super().accept()
+            if time.monotonic() < self._paused_until:
+                raise BlockingIOError
+            try:
+                plain, address = super().accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._paused_until = time.monotonic() + _PAUSE_S
+                raise
             accepted = Accepted(self.family, self.type, self.proto, fileno=plain.detach())
             if self.gate.admit(accepted, str(address[0])):
                 return accepted, address
@@ -253,6 +269,19 @@ class GuardedLoop(asyncio.SelectorEventLoop):
     def __init__(self, gate: Gate) -> None:
         super().__init__()
         self.gate = gate
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log what the system refused in one line, and a bug with its traceback."""
+        error = context.get("exception")
+        if isinstance(error, OSError):
+            LOG.error("%s: %s", context["message"], error.strerror or error)
+        else:
+            super().default_exception_handler(context)
+
+    def _start_serving(self, protocol_factory: Any, sock: socket.socket, *args: Any) -> None:
+        """Accept again after a pause; asyncio does so even when the socket was closed meanwhile."""
+        if sock.fileno() >= 0:
+            super()._start_serving(protocol_factory, sock, *args)  # type: ignore[misc]  # not in the stubs
 
     async def create_server(self, protocol_factory: Any, *args: Any, **named: Any) -> Any:
         """Listen on a socket, which is detached."""

@@ -10,8 +10,7 @@ from functools import partial
 from stepgrade.store.alerts import Alert, Alerts, Channel, Message
 from stepgrade.store.pool import Pool
 from stepgrade.store.team import Project, Team
-from stepgrade.web.exchange import BoundedExchange
-from stepgrade.web.outgoing import NotSent, send
+from stepgrade.web.outgoing import BoundedExchange, NotSent, send
 from stepgrade.web.settings import ServerSettings
 from stepgrade.web.worker import LOG, JobWorker, ServerJob, failure_of, shown_failure
 
@@ -74,31 +73,28 @@ class Keeper:
                 )
 
 
-class Delivery:
+class Delivery(threading.Thread):
     """The delivery of a message, in its own thread."""
 
     def __init__(
-        self,
-        due: tuple[Message, Channel, Alert],
-        settings: ServerSettings,
-        ended: threading.Event,
+        self, due: tuple[Message, Channel, Alert], settings: ServerSettings, ended: threading.Event
     ) -> None:
-        self.message, self.channel, alert = due
+        super().__init__(name="stepgrade-delivery", daemon=True)
+        self.message, self.channel, self._alert = due
         self.problem: str | None = None
         self.has_ended = False
-        self._exchange, self._ended = BoundedExchange(), ended
-        self._thread = threading.Thread(
-            target=self._run, args=(alert, settings), name="stepgrade-delivery", daemon=True
-        )
-        self._thread.start()
+        self._settings, self._exchange, self._ended = settings, BoundedExchange(), ended
+        self.start()
 
     def cut(self) -> None:
         """Abort it."""
         self._exchange.cut()
-        self._thread.join(0.5)
+        self.join(0.5)
 
-    def _run(self, alert: Alert, settings: ServerSettings) -> None:
-        error = failure_of(partial(send, self.message, self.channel, alert, settings, self._exchange))
+    def run(self) -> None:
+        """Send the message, and note how it went."""
+        due = (self.message, self.channel, self._alert)
+        error = failure_of(partial(send, *due, self._settings, self._exchange))
         if isinstance(error, NotSent):
             self.problem = str(error)
         elif error is not None:

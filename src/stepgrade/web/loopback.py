@@ -32,7 +32,7 @@ class TraceServer:
     def __init__(self, file: BinaryIO, name: str, *, port: int = PORT) -> None:
         self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.path.basename(name), safe='')}"
         self.fetched = threading.Event()  # set once all of it was sent
-        self._file, self._size = file, os.fstat(file.fileno()).st_size
+        self._file, self.size_bytes = file, os.fstat(file.fileno()).st_size
         try:
             self._server = _Server((ADDRESS, port), self)
         except OSError as error:
@@ -52,15 +52,11 @@ class TraceServer:
         stretch = "" if start_ns is None else f"&visStart={start_ns}&visEnd={end_ns}"
         return f"{PAGE}/#!/?url={quote(self.address, safe='')}{stretch}"
 
-    def is_own_host(self, host: str | None) -> bool:
-        """Return whether a Host header names this machine."""
-        return host in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}")
-
     def send(self, into: Any) -> None:
         """Send the file as it was when it was opened; safe for concurrent requests."""
         at = 0
-        while at < self._size:
-            part = os.pread(self._file.fileno(), min(_COPY_BYTES, self._size - at), at)
+        while at < self.size_bytes:
+            part = os.pread(self._file.fileno(), min(_COPY_BYTES, self.size_bytes - at), at)
             if not part:  # it was truncated meanwhile
                 return
             into.write(part)
@@ -70,11 +66,6 @@ class TraceServer:
     def wait(self, seconds: float, *, once: bool) -> None:
         """Wait for so many seconds, or if `once` until the file has been fetched."""
         (self.fetched if once else threading.Event()).wait(seconds)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of the file."""
-        return self._size
 
     def close(self) -> None:
         """Stop listening."""
@@ -88,12 +79,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], owner: TraceServer) -> None:
         self.owner = owner
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a request if there is a free slot, else close the connection."""
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -103,7 +94,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that disconnected."""
@@ -131,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_allowed(self) -> bool:
         owner = self.server.owner
         origin = self.headers.get("Origin")
-        if not owner.is_own_host(self.headers.get("Host")) or origin not in (None, PAGE):
+        own_hosts = (f"{ADDRESS}:{owner.port}", f"localhost:{owner.port}")
+        if self.headers.get("Host") not in own_hosts or origin not in (None, PAGE):
             self._head(HTTPStatus.FORBIDDEN)
             return False
         if not secrets.compare_digest(self.path.encode("utf-8", "replace"), owner.path.encode()):

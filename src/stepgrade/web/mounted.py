@@ -16,10 +16,9 @@ from stepgrade.store.runs import Runs
 from stepgrade.store.team import Team
 from stepgrade.web import access, calls
 from stepgrade.web.access import Identity, Refused
-from stepgrade.web.answers import Roots
-from stepgrade.web.assistant import make_assistant, opened_by_request
+from stepgrade.web.assistant import Roots, make_assistant, opened_by_request
 from stepgrade.web.calls import Server
-from stepgrade.web.reading import read_body
+from stepgrade.web.traces import read_body
 
 _MOST_BODY = 1 << 20
 _AT_ONCE = 2
@@ -45,8 +44,10 @@ class _Guarded:
         try:
             access.check_names(request, settings)
             access.check_origin(request, settings)
-            who = await calls.in_thread(self._server.limiter, self._identify, request)
+            await calls.in_thread(self._server.limiter, self._identify, request)
             body = await read_body(request, _MOST_BODY)
+            # A token may have been revoked while the body was being sent.
+            who = await calls.in_thread(self._server.limiter, self._identify, request)
         except Refused as refused:
             answer = calls.problem(request, refused.status, refused.problem, is_page=False)
             await calls.with_headers(answer, settings)(scope, receive, send)

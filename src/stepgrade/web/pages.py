@@ -11,44 +11,43 @@ from msgspec import structs
 from starlette.responses import RedirectResponse, Response
 
 from stepgrade.errors import NotMeasured
-from stepgrade.model import Fingerprint
-from stepgrade.model.run import RunRow
+from stepgrade.model.scorecard import Fingerprint
 from stepgrade.report.content.comparison import show_metric, title_of
 from stepgrade.report.content.gate import side_by_side
-from stepgrade.report.html import framed_page
-from stepgrade.report.html.page import PageFrame
-from stepgrade.report.html.writer import write
+from stepgrade.report.html.page import PageFrame, framed_page, write
 from stepgrade.report.names import shortened
-from stepgrade.store.alerts import CHANNELS, STATES, Alert, Alerts, QuietHours
+from stepgrade.store.alerts import CHANNELS, STATES, Alerts, QuietHours
 from stepgrade.store.runs import KEPT_METRICS, Selection
 from stepgrade.store.tables import (
     FINDINGS_RUNS,
     GROUPED_RUNS,
     SORTS,
+    Configuration,
     branches_of,
     configurations,
     count_runs,
     finding_costs,
     is_better,
     newest_series,
-    page_of_runs,
+    trend_of,
 )
 from stepgrade.store.team import ROLES, ProjectSettings
-from stepgrade.store.trend import trend_of
 from stepgrade.units import show_count, show_delta, show_share
 from stepgrade.web import api
 from stepgrade.web.access import SESSION_COOKIE, Refused
-from stepgrade.web.bodies import AlertChange, NewChannel
-from stepgrade.web.calls import Call, Endpoint, ProjectCall, set_cookie, table_answer
+from stepgrade.web.bodies import AlertChange, NewChannel, NewToken, ProjectName
+from stepgrade.web.calls import Call, Endpoints, ProjectCall, set_cookie, table_answer
 from stepgrade.web.charts import spark, trend_view
-from stepgrade.web.comparing import report_on
+from stepgrade.web.comparing import compare_runs
 from stepgrade.web.page import fill, style
 
+_PROJECT = "/p/{project}"
 _LISTED = 50
 _TREND_RUNS = 300
 _SPARK_RUNS = 30
 _SHIPPED = ("main", "master", "trunk")
 _GROUPS = ("device", "model", "batch", "precision")
+routes = Endpoints()
 
 
 def _page(call: Call, template: str, view: dict[str, Any], status: int = 200) -> Response:
@@ -61,6 +60,7 @@ def _page(call: Call, template: str, view: dict[str, Any], status: int = 200) ->
         "may_change": call.who.may("uploader", call.project.name if call.project else None),
         "csv": _address(call, format="csv"),
         "json": _address(call, format="json"),
+        "show": show_metric,
     }
     return Response(fill(template, around | view), status, media_type="text/html; charset=utf-8")
 
@@ -76,6 +76,7 @@ def _back(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
+@routes("GET", "/", "reader", any_project=True)
 def home(call: Call) -> Response:
     """Show every project with its grade, trend and open alerts."""
     sees, rows = call.who.sees, []
@@ -86,19 +87,9 @@ def home(call: Call) -> Response:
         recent = history.runs(Selection(limit=_SPARK_RUNS))
         # Prefer the main branch over feature branches.
         newest = [run for run in recent if run.branch in _SHIPPED][-1:] or recent[-1:]
-        row: dict[str, Any] = {
-            "project": project.name,
-            "open_alerts": Alerts(history).count_open(),
-            "_spark": None,
-        }
-        row |= {
-            "runs": count_runs(history),
-            "grade": None,
-            "added_at": None,
-            "branch": None,
-            "step_time_ms": None,
-        }
-        row |= {"change": None}
+        row: dict[str, Any] = {"project": project.name, "open_alerts": Alerts(history).count_open()}
+        row |= {"_spark": None, "runs": count_runs(history)}
+        row |= dict.fromkeys(("grade", "added_at", "branch", "step_time_ms", "change"))
         if newest:
             run = newest[0]
             values = newest_series(history, "step_time_ms", run.digest, run.branch, _SPARK_RUNS)
@@ -118,11 +109,13 @@ def home(call: Call) -> Response:
     return _page(call, "projects.html", {"title": "Projects", "rows": rows, "address": address})
 
 
+@routes("GET", _PROJECT, "reader")
 def open_project(call: ProjectCall) -> Response:
     """Redirect to the trend page."""
     return _back(f"/p/{quote(call.project.name)}/trend")
 
 
+@routes("GET", f"{_PROJECT}/trend", "reader")
 def trend(call: ProjectCall) -> Response:
     """Show a metric over the runs of a branch, with its levels, noise and commits."""
     metric = call.query("metric") or "step_time_ms"
@@ -178,15 +171,13 @@ def setup_line(fingerprint: Fingerprint) -> str:
     return shortened(" · ".join(part for part in parts if part) or "unknown setup", 120)
 
 
+@routes("GET", f"{_PROJECT}/runs", "reader")
 def runs(call: Call) -> Response:
     """Show runs, filtered and sorted, and the fastest configuration of each model."""
-    sort, is_rising = call.query("sort") or "added", call.query("order") == "rising"
-    limit = call.number("limit", _LISTED, 500)
-    which = api.selection(call, limit)
-    page = page_of_runs(call.history, which, sort=sort, is_rising=is_rising, after=call.query("after"))
-    entries = api.entries_of(call, page.runs)
-    if (table := table_answer(call, [api.flat(entry) for entry in entries], "runs")) is not None:
+    entries, after = api.entries_page(call, _LISTED, 500)
+    if (table := api.runs_table(call, entries)) is not None:
         return table
+    sort, is_rising = call.query("sort") or "added", call.query("order") == "rising"
     heads = []
     for name, title in (("added", "added"), *((name, title_of(name)) for name in SORTS[1:])):
         turned = {"sort": name, "order": "rising" if name == "step_time_ms" else None}
@@ -195,11 +186,25 @@ def runs(call: Call) -> Response:
         state = ("ascending" if is_rising else "descending") if sort == name else None
         heads.append({"title": title, "href": _address(call, **turned, after=None), "sorted": state})
     group = call.query("group") if call.query("group") in _GROUPS else None
+    prints = call.history.fingerprints()
+    # The best configuration of each model, or of each group, by throughput, else by step time.
+    best: dict[str, Configuration] = {}
+    for one in configurations(call.history, api.selection(call)):
+        key = str(getattr(prints.get(one.digest), group or "model", None) or "not known")
+        best[key] = max(best.get(key, one), one, key=lambda each: each.speed)
     view = {
         "title": "Which is fastest?",
         "heads": heads,
-        "rows": [_run_row(entry.run, entry.fingerprint) for entry in entries],
-        "next": None if page.next is None else _address(call, after=page.next),
+        "rows": [
+            (
+                entry.run,
+                setup_line(entry.fingerprint),
+                ", ".join(f"{name}={value}" for name, value in sorted(entry.run.labels.items())),
+            )
+            for entry in entries
+        ],
+        "sorts": SORTS[1:],
+        "next": None if after is None else _address(call, after=after),
         "first": _address(call, after=None) if call.query("after") else None,
         "branches": branches_of(call.history),
         "given": {
@@ -208,57 +213,21 @@ def runs(call: Call) -> Response:
         "label": call.query("label") or "",
         "groups": _GROUPS,
         "group": group,
-        "best": _best(call, which, group),
+        "best": [
+            (shortened(key, 80), setup_line(prints.get(one.digest, Fingerprint())), one)
+            for key, one in sorted(best.items())[:100]
+        ],
         "grouped": GROUPED_RUNS,
         "count": count_runs(call.history),
     }
     return _page(call, "runs.html", view)
 
 
-def _run_row(run: RunRow, where: Fingerprint) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "added": run.added_at[:16].replace("T", " "),
-        "branch": run.branch or "",
-        "commit": (run.commit or "")[:10],
-        "grade": run.grade,
-        "where": setup_line(where),
-        "labels": ", ".join(f"{name}={value}" for name, value in sorted(run.labels.items())),
-        **{name: show_metric(name, run.metrics.get(name)) for name in SORTS[1:]},
-    }
-
-
-def _best(call: Call, which: Selection, group: str | None) -> list[dict[str, Any]]:
-    """Return the best configuration of each model, or of each group, by throughput, else by step time."""
-    prints = call.history.fingerprints()
-    best: dict[str, tuple[tuple[int, float], dict[str, Any]]] = {}
-    for one in configurations(call.history, which):
-        where = prints.get(one.digest, Fingerprint())
-        key = str(getattr(where, group or "model") or "not known")
-        worth = (
-            (1, one.throughput_tok_s) if one.throughput_tok_s else (0, -(one.step_time_ms or float("inf")))
-        )
-        row = {
-            "of": shortened(key, 80),
-            "where": setup_line(where),
-            "digest": one.digest,
-            "runs": one.runs,
-            "newest": one.newest,
-            "step": show_metric("step_time_ms", one.step_time_ms),
-            "rate": show_metric("throughput_tok_s", one.throughput_tok_s),
-        }
-        if key not in best or worth > best[key][0]:
-            best[key] = (worth, row)
-    return [row for _, row in sorted(best.values(), key=lambda pair: pair[1]["of"])][:100]
-
-
+@routes("GET", f"{_PROJECT}/runs/{{number}}", "reader")
 def run(call: ProjectCall) -> Response:
     """Show the report of a run, with links to its project."""
-    number = call.path_id()
-    found = call.history.runs(Selection(after=number - 1, before=number + 1))
-    if not found:
-        raise Refused(404, "run not found")
-    row, name = found[0], quote(call.project.name)
+    row, name = call.run(), quote(call.project.name)
+    number = row.id
     earlier = call.history.runs(Selection(before=number, digests=(row.digest,), branch=row.branch, limit=1))
     links = [("Projects", "/"), (call.project.name, f"/p/{name}/trend"), ("Runs", f"/p/{name}/runs")]
     if earlier:
@@ -274,6 +243,7 @@ def run(call: ProjectCall) -> Response:
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
 
+@routes("GET", f"{_PROJECT}/compare", "reader")
 def compare(call: ProjectCall) -> Response:
     """Show what changed between two runs, by account and by operation."""
     choices = []
@@ -291,33 +261,20 @@ def compare(call: ProjectCall) -> Response:
     if call.query("a") is None or call.query("b") is None:
         return _page(call, "compare.html", view)
     a, b = call.number("a", 0, 2**62), call.number("b", 0, 2**62)
-    report, pairs = report_on(call.history, a, b)
-    if (
-        table := table_answer(call, [msgspec.to_builtins(pair) for pair in pairs.operations], f"runs-{a}-{b}")
-    ) is not None:
+    report, pairs = compare_runs(call.history, a, b)
+    if (table := table_answer(call, pairs.operations, f"runs-{a}-{b}")) is not None:
         return table
     view |= {"found": side_by_side(report), "write": write, "a": str(a), "b": str(b)}
     for name, some in (("pairs", pairs.operations), ("kinds", pairs.kinds)):
-        view[name] = [
-            {
-                "name": pair.name,
-                "before": show_metric("step_time_ms", pair.before_ms),
-                "now": show_metric("step_time_ms", pair.now_ms),
-                "ratio": pair.ratio,
-                "calls": _calls_of(pair.before_calls, pair.now_calls),
-            }
-            for pair in some
-        ]
-    view["matched"] = pairs.matched_share
-    return _page(call, "compare.html", view)
+        rows = []
+        for pair in some:
+            calls = dict.fromkeys(show_count(count) for count in (pair.before_calls, pair.now_calls))
+            rows.append((pair, " → ".join(calls)))  # one number if both are the same
+        view[name] = rows
+    return _page(call, "compare.html", view | {"matched": pairs.matched_share})
 
 
-def _calls_of(before: float | None, now: float | None) -> str:
-    """Return the calls per step of both runs; one number if they are the same."""
-    shown = [show_count(calls) for calls in (before, now)]
-    return shown[0] if shown[0] == shown[1] else " → ".join(shown)
-
-
+@routes("GET", f"{_PROJECT}/findings", "reader")
 def findings(call: ProjectCall) -> Response:
     """Show the findings of the newest runs by cost."""
     costs = finding_costs(
@@ -358,50 +315,30 @@ def _range(low: float, high: float) -> str:
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 
+@routes("GET", f"{_PROJECT}/alerts", "reader")
 def alerts(call: Call) -> Response:
     """Show alerts and their state."""
     states = [state for state in call.request.query_params.getlist("state") if state in STATES]
     found = Alerts(call.history).listed(states) if states else Alerts(call.history).listed()
-    if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "alerts")) is not None:
-        return table
     today = dt.datetime.now(dt.UTC).date()
     view = {
         "title": "Alerts",
         "groups": [
-            (state, [_alert_view(one) for one in found if one.state == state])
+            (state, [one for one in found if one.state == state])
             for state in STATES
             if not states or state in states
         ],
         "found": found,
+        "show_delta": show_delta,
+        "title_of": title_of,
         "today": today.isoformat(),
         "soon": (today + dt.timedelta(days=14)).isoformat(),
         "last_day": (today + dt.timedelta(days=366)).isoformat(),
     }
-    return _page(call, "alerts.html", view)
+    return table_answer(call, found, "alerts") or _page(call, "alerts.html", view)
 
 
-def _alert_view(one: Alert) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "title": title_of(one.metric),
-        "metric": one.metric,
-        "branch": one.branch,
-        "digest": one.digest,
-        "before": show_metric(one.metric, one.level_before),
-        "after": show_metric(one.metric, one.level_after),
-        "change": show_delta(one.change),
-        "last_run": one.last_run,
-        "first_run": one.first_run,
-        "last_commit": (one.last_commit or "")[:12],
-        "first_commit": (one.first_commit or "")[:12],
-        "opened": one.opened_at[:16].replace("T", " "),
-        "state": one.state,
-        "reason": one.reason,
-        "by": one.changed_by,
-        "until": one.waived_until,
-    }
-
-
+@routes("POST", f"{_PROJECT}/alerts/{{number}}", "uploader")
 def change_alert(call: ProjectCall) -> Response:
     """Acknowledge, waive or reopen an alert."""
     fields = call.form()
@@ -412,17 +349,19 @@ def change_alert(call: ProjectCall) -> Response:
         except ValueError:
             raise Refused(400, "not a date; write it like 2026-03-01") from None
     change = AlertChange(state=fields.get("state", ""), reason=fields.get("reason", ""), until=until)
-    api.changed_alert(call, change)
+    api.change_alert(call, change)
     return _back(f"/p/{quote(call.project.name)}/alerts#alert-{call.path_id()}")
 
 
+@routes("GET", f"{_PROJECT}/settings", "admin")
 def settings(call: ProjectCall) -> Response:
     """Show the project's settings: price, retention and alert channels."""
-    channels = api.shown_channels(call)
+    channels = api.list_channels(call)
     view = {"title": "Settings", "settings": call.project.settings, "channels": channels, "kinds": CHANNELS}
     return _page(call, "settings.html", view)
 
 
+@routes("POST", f"{_PROJECT}/settings", "admin")
 def change_settings(call: ProjectCall) -> Response:
     """Change the project's settings."""
     fields = call.form()
@@ -437,11 +376,11 @@ def change_settings(call: ProjectCall) -> Response:
         )
     except ValueError:
         raise Refused(400, "not a number") from None
-    call.team.set_project(call.project.name, api.checked_settings(new))
-    call.note("settings changed")
+    api.change_project(call, new)
     return _back(f"/p/{quote(call.project.name)}/settings")
 
 
+@routes("POST", f"{_PROJECT}/channels", "admin")
 def add_channel(call: ProjectCall) -> Response:
     """Add an alert channel."""
     fields = call.form()
@@ -455,51 +394,27 @@ def add_channel(call: ProjectCall) -> Response:
         secret=fields.get("secret", ""),
         quiet=quiet,
     )
-    api.added_channel(call, new)
+    api.add_channel(call, new)
     return _back(f"/p/{quote(call.project.name)}/settings")
 
 
+@routes("POST", f"{_PROJECT}/channels/{{number}}/remove", "admin")
 def remove_channel(call: ProjectCall) -> Response:
     """Remove an alert channel."""
     api.remove_channel(call)
     return _back(f"/p/{quote(call.project.name)}/settings")
 
 
-def admin(call: Call) -> Response:
-    """Show tokens and the audit log."""
-    found = call.team.audit(limit=call.number("limit", 100, 1000))
-    if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "audit")) is not None:
+@routes("GET", "/admin", "admin")
+def admin(call: Call, secret: str | None = None) -> Response:
+    """Show tokens, the audit log, and the secret of a new token."""
+    entries = call.team.audit(limit=call.number("limit", 100, 1000))
+    if secret is None and (table := table_answer(call, entries, "audit")) is not None:
         return table
     view = {
         "title": "Tokens and audit log",
         "tokens": call.team.tokens(),
-        "audit": found,
-        "roles": ROLES,
-        "projects": [one.name for one in call.team.projects()],
-        "secret": None,
-    }
-    return _page(call, "admin.html", view)
-
-
-def add_token(call: Call) -> Response:
-    """Create a token and show its secret once."""
-    fields = call.form()
-    days = fields.get("days", "90")
-    role = next((one for one in ROLES if one == fields.get("role")), None)
-    if role is None or not (days.isascii() and days.isdecimal() and len(days) < 5):
-        raise Refused(400, "a token needs a role and a lifetime from 1 to 3,650 days")
-    secret, token = call.team.add_token(
-        fields.get("name", ""),
-        role,
-        project=fields.get("project") or None,
-        days=int(days),
-        created_by=call.who.name,
-    )
-    call.note("token made", f"{token.id}: {token.name}, {token.role} of {token.project or 'every project'}")
-    view = {
-        "title": "Tokens and audit log",
-        "tokens": call.team.tokens(),
-        "audit": call.team.audit(limit=100),
+        "audit": entries,
         "roles": ROLES,
         "projects": [one.name for one in call.team.projects()],
         "secret": secret,
@@ -507,25 +422,42 @@ def add_token(call: Call) -> Response:
     return _page(call, "admin.html", view)
 
 
+@routes("POST", "/admin/tokens", "admin")
+def add_token(call: Call) -> Response:
+    """Create a token and show its secret once."""
+    fields = call.form()
+    days = fields.get("days", "90")
+    role = next((one for one in ROLES if one == fields.get("role")), None)
+    if role is None or not (days.isascii() and days.isdecimal() and len(days) < 5):
+        raise Refused(400, "a token needs a role and a lifetime from 1 to 3,650 days")
+    new = NewToken(
+        name=fields.get("name", ""), role=role, project=fields.get("project") or None, days=int(days)
+    )
+    return admin(call, api.add_token(call, new).secret)
+
+
+@routes("POST", "/admin/tokens/{number}/revoke", "admin")
 def revoke_token(call: Call) -> Response:
     """Revoke a token."""
     api.revoke_token(call)
     return _back("/admin")
 
 
+@routes("POST", "/projects", "admin")
 def add_project(call: Call) -> Response:
     """Create a project and redirect to it."""
-    name = call.form().get("name", "").strip()
-    if call.team.add_project(name):
-        call.note("project made", name)
-    return _back(f"/p/{quote(name)}/trend")
+    new = ProjectName(name=call.form().get("name", "").strip())
+    api.add_project(call, new)
+    return _back(f"/p/{quote(new.name)}/trend")
 
 
+@routes("GET", "/login", None)
 def login(call: Call) -> Response:
     """Show the sign-in form."""
     return _page(call, "login.html", {"title": "Sign in"})
 
 
+@routes("POST", "/login", None)
 def sign_in(call: Call) -> Response:
     """Open a session for a token; a session that the browser already has is closed, never reused."""
     old = call.request.cookies.get(SESSION_COOKIE)
@@ -538,6 +470,7 @@ def sign_in(call: Call) -> Response:
     return response
 
 
+@routes("POST", "/logout", "reader", any_project=True)
 def sign_out(call: Call) -> Response:
     """Close the session."""
     call.team.close_session(call.request.cookies.get(SESSION_COOKIE, ""))
@@ -546,41 +479,13 @@ def sign_out(call: Call) -> Response:
     return response
 
 
+@routes("GET", "/static/style.css", None)
 def css(_: Call) -> Response:
     """Return the style sheet."""
     return Response(style(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
 
+@routes("GET", "/favicon.ico", None)
 def icon(_: Call) -> Response:
     """Return no icon, cacheable, so that browsers do not ask again."""
     return Response(status_code=204, headers={"cache-control": "max-age=86400"})
-
-
-def _at(path: str, handle: Any, needs: Any, summary: str, method: str = "GET", **more: Any) -> Endpoint:
-    return Endpoint(method=method, path=path, handle=handle, needs=needs, summary=summary, **more)
-
-
-ENDPOINTS: tuple[Endpoint, ...] = (
-    _at("/", home, "reader", "project overview", any_project=True),
-    _at("/login", login, None, "sign in"),
-    _at("/login", sign_in, None, "sign in", "POST"),
-    _at("/logout", sign_out, "reader", "sign out", "POST", any_project=True),
-    _at("/static/style.css", css, None, "style sheet"),
-    _at("/favicon.ico", icon, None, "no icon"),
-    _at("/projects", add_project, "admin", "create a project", "POST"),
-    _at("/admin", admin, "admin", "tokens and audit"),
-    _at("/admin/tokens", add_token, "admin", "create a token", "POST"),
-    _at("/admin/tokens/{number}/revoke", revoke_token, "admin", "revoke a token", "POST"),
-    _at("/p/{project}", open_project, "reader", "redirect to the trend page"),
-    _at("/p/{project}/trend", trend, "reader", "trend"),
-    _at("/p/{project}/runs", runs, "reader", "runs"),
-    _at("/p/{project}/runs/{number}", run, "reader", "a run"),
-    _at("/p/{project}/compare", compare, "reader", "compare two runs"),
-    _at("/p/{project}/findings", findings, "reader", "findings by cost"),
-    _at("/p/{project}/alerts", alerts, "reader", "alerts"),
-    _at("/p/{project}/alerts/{number}", change_alert, "uploader", "update an alert", "POST"),
-    _at("/p/{project}/settings", settings, "admin", "settings"),
-    _at("/p/{project}/settings", change_settings, "admin", "change settings", "POST"),
-    _at("/p/{project}/channels", add_channel, "admin", "add a channel", "POST"),
-    _at("/p/{project}/channels/{number}/remove", remove_channel, "admin", "remove a channel", "POST"),
-)

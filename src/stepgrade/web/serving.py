@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from stepgrade.web.connections import GuardedLoop
 
+# Given before the MCP SDK is imported, which would otherwise hide warnings and wrap lines.
+_LOG_FORMAT = "stepgrade: %(message)s"
 _VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # passes the settings to worker processes
 _STOP_S = 10
 _BACKLOG = 1_000
@@ -43,24 +47,33 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         from stepgrade.web.app import make_app
         from stepgrade.web.connections import GuardedProtocol
     except ImportError as error:
-        raise MissingExtra(
-            "the server needs more packages", hint="pip install 'stepgrade[server]'"
-        ) from error
+        hint = "pip install 'stepgrade[server]'"
+        raise MissingExtra("the server needs more packages", hint=hint) from error
+    logging.basicConfig(format=_LOG_FORMAT)
     check(settings)
     store = Pool(settings.location)
     with store.history():  # a store that cannot be opened is reported in one line, before any address
         pass
     store.close()
-    listening = _bound(settings)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+        listening.listen(_BACKLOG)  # clients wait from now on until the server is ready
+    except OSError as error:
+        listening.close()
+        problem = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+        raise BadOption(problem, supply="another {port}") from error
+    listening.set_inheritable(True)
     settings = structs.replace(settings, port=listening.getsockname()[1])
-    app: Starlette | str = (
-        "stepgrade.web.serving:app_of_process" if settings.workers > 1 else make_app(settings)
-    )
-    if settings.workers > 1:
+    is_alone = settings.workers == 1
+    app = make_app(settings)
+    if not is_alone:
         os.environ[_VARIABLE] = msgspec.json.encode(settings).decode()
     config = uvicorn.Config(
-        app,
-        factory=settings.workers > 1,
+        app if is_alone else "stepgrade.web.serving:app_of_process",
+        factory=not is_alone,
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
@@ -71,7 +84,7 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         ws="none",
         http=GuardedProtocol,
         loop="stepgrade.web.serving:loop_of_process",
-        lifespan="on",
+        lifespan="off" if is_alone else "on",
         timeout_graceful_shutdown=_STOP_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
@@ -85,20 +98,26 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    ready(settings.public_url or f"{scheme}://{host}:{settings.port}")
-    if settings.workers > 1:
+    address = settings.public_url or f"{scheme}://{host}:{settings.port}"
+    if not is_alone:
+        ready(address)
         Multiprocess(config, sockets=[listening]).run()
-    else:
-        with asyncio.Runner(loop_factory=partial(_guarded_loop, settings)) as runner:
-            runner.run(server.serve(sockets=[listening]))
-    if not server.started and settings.workers == 1:
-        raise BadOption("the server could not start", hint="see the messages above")
+        return
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):  # uvicorn would show its errors as tracebacks
+            ready(address)
+            await server.serve(sockets=[listening])
+
+    with asyncio.Runner(loop_factory=partial(_guarded_loop, settings)) as runner:
+        runner.run(run())
 
 
 def app_of_process() -> Starlette:
     """Return the application of a worker process."""
     from stepgrade.web.app import make_app  # an extra
 
+    logging.basicConfig(format=_LOG_FORMAT)
     return make_app(from_json(os.environ[_VARIABLE], ServerSettings))
 
 
@@ -111,43 +130,22 @@ def _guarded_loop(settings: ServerSettings) -> GuardedLoop:
     """Return an event loop that accepts as many connections as the settings and the system allow."""
     from stepgrade.web.connections import ConnectionLimits, Gate, GuardedLoop  # an extra
 
+    most = settings.most_connections
+    with suppress(ImportError):
+        import resource  # not on every system
+
+        # Raise the limit on open files if possible.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = most + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            most = max(_LEAST_CONNECTIONS, soft - _OTHER_FILES)
     # Behind a proxy all clients share its address.
     is_behind = settings.public_url is not None and settings.tls_cert is None
     limits = ConnectionLimits(
-        most=_allowed_connections(settings.most_connections),
+        most=most,
         per_address=settings.most_connections if is_behind else settings.connections_per_address,
         no_share=settings.networks,
     )
     return GuardedLoop(Gate(limits))
-
-
-def _allowed_connections(wanted: int) -> int:
-    """Raise the limit on open files if possible, and return how many connections it allows."""
-    try:
-        import resource  # not on every system
-    except ImportError:
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(_LEAST_CONNECTIONS, soft - _OTHER_FILES)
-    return wanted
-
-
-def _bound(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((settings.host, settings.port))
-        listening.listen(_BACKLOG)  # clients wait from now on until the server is ready
-    except OSError as error:
-        listening.close()
-        address = f"{settings.host}:{settings.port}"
-        raise BadOption(
-            f"cannot listen on {address}: {error.strerror or error}", supply="another {port}"
-        ) from error
-    listening.set_inheritable(True)
-    return listening

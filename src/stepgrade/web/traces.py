@@ -1,4 +1,4 @@
-"""Score uploaded profiles in a few processes with limited time and memory."""
+"""Read request bodies, and score uploaded profiles in processes with limited time and memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,8 +21,46 @@ from starlette.requests import Request
 
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.web.access import Refused
-from stepgrade.web.reading import read_into
 from stepgrade.web.settings import ServerSettings
+
+_SLOW_BODY_S = 60.0
+_LEAST_BYTES_PER_S = 64 << 10
+
+
+async def read_into(request: Request, take: Callable[[bytes], object], most: int) -> None:
+    """Pass the decompressed parts of a body to `take`; raise Refused if it is too large."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:19]) > most:
+        raise Refused(413, f"the body exceeds {most:,} bytes")
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding not in ("identity", "gzip"):
+        raise Refused(415, "unsupported Content-Encoding: only gzip is supported")
+    inflate = zlib.decompressobj(wbits=31) if coding == "gzip" else None
+    size, packed = 0, 0
+    try:
+        with anyio.fail_after(_SLOW_BODY_S + most / _LEAST_BYTES_PER_S):
+            async for chunk in request.stream():
+                packed += len(chunk)
+                try:
+                    part = chunk if inflate is None else inflate.decompress(chunk, most - size + 1)
+                except zlib.error:
+                    raise Refused(400, "the body is not valid gzip") from None
+                size += len(part)
+                if size > most or packed > most:
+                    raise Refused(413, f"the body exceeds {most:,} bytes")
+                take(part)
+    except TimeoutError:
+        raise Refused(408, "timed out reading the body") from None
+    if inflate is not None and not inflate.eof and packed:
+        raise Refused(400, "incomplete request body")
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Return the decompressed body; raise Refused if it is too large."""
+    parts: list[bytes] = []
+    await read_into(request, parts.append, most)
+    return b"".join(parts)
+
 
 _MOST_WAITING = 4
 _MOST_OF_TOKEN = 2
@@ -153,8 +191,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for one profile."""
-    return tempfile.TemporaryDirectory(prefix="stepgrade-trace-")

@@ -27,13 +27,6 @@ class ServerJob(NamedTuple):
     do: Callable[[], bool | None]
 
 
-class Failure(NamedTuple):
-    """How often in a row a job failed, and why."""
-
-    times: int
-    problem: str
-
-
 class JobState(NamedTuple):
     """Whether a worker is alive, how long it has been idle, and how many of its jobs fail."""
 
@@ -68,7 +61,7 @@ class JobWorker:
     ) -> None:
         self.name = name
         self.wake = wake or threading.Event()  # set to start the next round now
-        self.failing: dict[str, Failure] = {}
+        self.failing: dict[str, int] = {}  # how often in a row a job failed
         self._jobs = jobs
         self._due: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -120,8 +113,7 @@ class JobWorker:
         if error is None:
             self.failing.pop(job.name, None)
         else:
-            times = self.failing[job.name].times + 1 if job.name in self.failing else 1
-            self.failing[job.name] = Failure(times, type(error).__name__)
+            times = self.failing[job.name] = self.failing.get(job.name, 0) + 1
             wait = min(_MOST_WAIT_S, _ROUND_S * 2.0**times)
             LOG.warning(
                 "%s: %s failed, the next try is in %.0f s: %s",

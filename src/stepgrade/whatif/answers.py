@@ -1,4 +1,4 @@
-"""What would a step take if something were different: its graph replayed with a change."""
+"""How long a step would take after a change: its graph, replayed."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from stepgrade.model.notes import Result
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.ranks.ranks import RankProfile, merge_ranks
-from stepgrade.ranks.recordings import join_recordings
+from stepgrade.ranks.packed_ranks import RankProfile
+from stepgrade.ranks.ranks import join_recordings, merge_ranks
 from stepgrade.readers.source import PathLike
-from stepgrade.timeline.pieces import find_pieces
-from stepgrade.timeline.timeline import Timeline, build_timeline
+from stepgrade.timeline.timeline import Timeline, build_timeline, find_pieces
 from stepgrade.trace.profile import analyse_timeline
 from stepgrade.units import NS_PER_MS, show_ms, show_share
-from stepgrade.whatif.changes import (
+from stepgrade.whatif.graph import Edge, StepGraph, graph_of_rank, join_ranks
+from stepgrade.whatif.replay import (
     COMMUNICATION,
     LAUNCHES,
     LINK,
     SYNC,
     AssumedChange,
+    ReplayedStep,
+    Replayer,
     apply,
     longest_operations,
 )
-from stepgrade.whatif.graph import Edge, StepGraph, graph_of_rank, join_ranks
-from stepgrade.whatif.replay import ReplayedStep, Replayer
 
-MOST_OFF = 0.05  # of the measured step: a replay that is further off answers nothing
-WORTH_TRYING = 0.01  # of the step, for a change that nobody asked for
+_MOST_OFF = 0.05  # of the measured step: a replay that is further off gives no answer
+_WORTH_TRYING = 0.01  # of the step, for a change that was not asked for
 _OPERATIONS_TRIED = 4
 _PARTS = 4
-_STILL = 0.001  # of the step: not worth a word
+_NEGLIGIBLE_OFF = 0.001  # of the measured step
 
 
 class StepPart(Struct, frozen=True, kw_only=True):
-    """What the time of a step goes into, along the longest chain of what waited for what."""
+    """A part of the critical path of a step."""
 
     what: str
     ms: float
@@ -54,23 +54,23 @@ class StepPart(Struct, frozen=True, kw_only=True):
 
 
 class ChangedStep(Struct, frozen=True, kw_only=True):
-    """The step with a change."""
+    """The step after a change."""
 
-    changes: tuple[str, ...]  # all of them at once
-    affected_ms: float  # what the changed parts took before, hidden or not
+    changes: tuple[str, ...]  # applied together
+    affected_ms: float  # time of the changed parts before, hidden or not
     step_ms: float
     low_ms: float
     high_ms: float
-    gain: float  # share of the step's time that is saved
+    gain: float  # saved share of the step time
     throughput_tok_s: float | None
     mfu: float | None
     efficiency: float | None
-    grade: str | None  # None where the run has none, or where the change leaves arithmetic out
-    bound: tuple[StepPart, ...]  # what keeps the step from being shorter still, longest first
+    grade: str | None  # None if the run has none, or if the change removes arithmetic
+    bound: tuple[StepPart, ...]  # what limits the step now, longest first
 
 
 class WhatIf(Result, frozen=True, kw_only=True):
-    """A step as measured, and with changes."""
+    """A step as measured, and after changes."""
 
     NOTES = ("notes",)
 
@@ -97,10 +97,10 @@ def what_if(
     tokens_per_step: float | None = None,
     work: WorkKind | None = None,
 ) -> WhatIf:
-    """Return what a run's typical step would take with each of the changes, and with all of them.
+    """Return how long a run's typical step would take with each of the changes, and with all of them.
 
     Without changes, promising ones are tried. Raise NotMeasured if the replay of the unchanged step does not
-    take the measured time.
+    match the measured time.
     """
     ranks, graphs = list[RankProfile](), list[StepGraph]()
     for trace in traces_given(run):
@@ -108,7 +108,7 @@ def what_if(
         pieces = find_pieces(timeline)
         ranks.append(analyse_timeline(timeline, pieces))
         number = graphs[0].number if graphs else _typical_step(timeline)
-        if not graphs or number in timeline.steps.number:  # another recording of the rank has other steps
+        if not graphs or number in timeline.steps.number:  # another recording of a rank may lack the step
             graphs.append(graph_of_rank(timeline, pieces, ranks[-1].arrivals, number))
     profile = merge_ranks(join_recordings(ranks))
     card = score(profile, setup=setup, tokens_per_step=tokens_per_step, work=work)
@@ -116,10 +116,10 @@ def what_if(
 
 
 def _typical_step(timeline: Timeline) -> int:
-    """Return the number of the steady step that is nearest to the median, on the device and on the host."""
+    """Return the number of the steady step nearest to the median, on the device and on the host."""
     steady = np.flatnonzero(timeline.windows.steady & (timeline.windows.dur_ns > 0))
     if not len(steady):
-        raise NotMeasured("no steady step was found that could be replayed", where=timeline.trace.file)
+        raise NotMeasured("no steady step to replay", where=timeline.trace.file)
     steps = timeline.steps
     off = np.zeros(len(steady))
     for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
@@ -128,7 +128,7 @@ def _typical_step(timeline: Timeline) -> int:
 
 
 class _Question:
-    """A step that is ready to be asked about."""
+    """A step that is ready for questions; its replay reproduces the measured time."""
 
     def __init__(self, graph: StepGraph, card: Scorecard) -> None:
         self.graph, self.card = graph, card
@@ -138,25 +138,25 @@ class _Question:
         self.as_seen = self.replayer.replay(graph.edges.lag_ns, self.seen)
         self.in_order = self.replayer.replay(graph.edges.lag_ns, self.all)
         replayed, measured = self.as_seen.step_ns, graph.measured_ns
-        self.off = max(abs(one.step_ns / measured - 1.0) for one in (self.as_seen, self.in_order))
-        if self.off > MOST_OFF:
+        self.off = max(abs(replay.step_ns / measured - 1.0) for replay in (self.as_seen, self.in_order))
+        if self.off > _MOST_OFF:
             raise NotMeasured(
                 f"step {graph.number} took {show_ms(measured / NS_PER_MS)}, and its replay "
-                f"{show_ms(replayed / NS_PER_MS)}: what it waited for is not all in the trace",
+                f"{show_ms(replayed / NS_PER_MS)}: the trace does not show everything it waited for",
                 where=", ".join(card.source.files[:3]),
-                hint="a trace with more steps, and with the host's calls, tells more",
+                hint="record more steps, and the host's calls",
             )
 
     def answer(self, changes: Sequence[AssumedChange]) -> WhatIf:
-        """Return the step as it is, and with each change alone and all of them."""
+        """Return the step as it is, with each change alone, and with all of them."""
         card, graph = self.card, self.graph
-        if changes:
-            asked: list[tuple[AssumedChange, ...]] = [(change,) for change in changes]
-            asked += [tuple(changes)] if len(changes) > 1 else []
-            answers = [self._with(some) for some in asked]
-        else:
-            tried = [self._with((change,)) for change in self._worth_trying()]
-            answers = sorted((one for one in tried if one.gain >= WORTH_TRYING), key=lambda one: -one.gain)
+        answers = [self._with((change,)) for change in changes or self._worth_trying()]
+        if not changes:
+            answers = sorted(
+                (step for step in answers if step.gain >= _WORTH_TRYING), key=lambda step: -step.gain
+            )
+        elif len(changes) > 1:
+            answers.append(self._with(tuple(changes)))
         return WhatIf(
             source=card.source,
             step=graph.number,
@@ -178,7 +178,7 @@ class _Question:
         as_seen = self.replayer.replay(changed.lag_ns, changed.kept & self.seen)
         in_order = self.replayer.replay(changed.lag_ns, changed.kept)
         shares = as_seen.step_ns / self.as_seen.step_ns, in_order.step_ns / self.in_order.step_ns
-        # Calls that tell which stream waits for which are believed; else no more is promised than is sure.
+        # Without recorded stream waits, promise no more than is certain.
         share = shares[0] if graph.knows_waits else max(shares)
         step_ms = graph.measured_ns / NS_PER_MS
         widened = self.off * abs(1.0 - share)
@@ -202,42 +202,40 @@ class _Question:
         )
 
     def _worth_trying(self) -> list[AssumedChange]:
-        """Return changes whose parts take at least some of the step."""
-        graph, least = self.graph, WORTH_TRYING * self.graph.measured_ns
+        """Return changes of parts that take a noticeable share of the step."""
+        longest = longest_operations(self.graph, _OPERATIONS_TRIED)
         tried = [AssumedChange(what=what) for what in (COMMUNICATION, "input", "sync")]
         tried += [AssumedChange(what=LAUNCHES, launches=0)]
-        tried += [
-            AssumedChange(what=label, speed=2.0) for label in longest_operations(graph, _OPERATIONS_TRIED)
-        ]
-        found = []
+        tried += [AssumedChange(what=label, speed=2.0) for label in longest]
+        least, found = _WORTH_TRYING * self.graph.measured_ns, []
         for change in tried:
-            with suppress(BadOption):  # the step has nothing of it
-                if apply(graph, (change,)).affected_ns >= least or change.what == SYNC:
+            with suppress(BadOption):  # the step has no such part
+                if apply(self.graph, (change,)).affected_ns >= least or change.what == SYNC:
                     found.append(change)
         return found
 
     def _notes(self, changes: Sequence[AssumedChange]) -> Iterator[Note]:
-        """Yield what the answers do not know."""
+        """Yield what the answers leave out."""
         graph = self.graph
-        names = [change.what for change in changes]
+        names = {change.what for change in changes}
         sends = graph.pieces.work_class == WorkClass.COMMUNICATION
-        if sends.any() and graph.ranks == 1 and (not names or {COMMUNICATION, LINK} & {*names}):
+        if sends.any() and graph.ranks == 1 and (not names or {COMMUNICATION, LINK} & names):
             text = (
-                "One rank does not tell how long a collective waited for others: all its time is taken for "
+                "One rank does not show how long a collective waited for others: all its time counts as "
                 "moving data."
             )
             yield Note("one_rank", text)
         if not graph.has_host:
-            text = "No launches were recorded: what the host does is taken to stay as it is."
+            text = "No launches were recorded: the host's work is assumed not to change."
             yield Note("no_launches", text)
         if not graph.knows_waits:
             text = (
-                "No call tells which stream waits for which: the step is told as if all of them kept their "
-                "order; the range also holds that they keep only the waits that were seen."
+                "No stream waits were recorded: the prediction assumes that all streams keep order, and "
+                "the range includes that they keep only the waits that were observed."
             )
             yield Note("no_stream_waits", text)
-        if self.off > _STILL:
-            text = f"The replay of the unchanged step is {show_share(self.off)} off what was measured."
+        if self.off > _NEGLIGIBLE_OFF:
+            text = f"The replay of the unchanged step is {show_share(self.off)} off the measured time."
             yield Note("replay_off", text)
 
 

@@ -168,7 +168,7 @@ def test_missing_files_and_directories_are_bad_input(tmp_path: Any) -> None:
     for path in (tmp_path / "missing.json", tmp_path, "nul\0name"):
         with pytest.raises(BadInput):
             read_trace(path)
-    with pytest.raises(BadInput, match="holds no trace files"):
+    with pytest.raises(BadInput, match="contains no trace files"):
         sg.load(tmp_path)
 
 

@@ -21,7 +21,7 @@ from tests.kineto_traces import looks_like_kineto, read_file, read_ranks
 
 from stepgrade.errors import BadInput
 from stepgrade.model.events import NONE, Trace
-from stepgrade.readers.kineto import split
+from stepgrade.readers.kineto import chunks
 
 COUNT = int(os.environ.get("STEPGRADE_FUZZ", "9000"))
 SEED = int(os.environ.get("STEPGRADE_FUZZ_SEED", "0"))
@@ -121,7 +121,7 @@ def test_no_damage_escapes(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [write(document, layout) for layout in LAYOUTS]
     texts += [text.replace(b'"cpu_op"', b'"Operator"').replace(b'"kernel"', b'"Kernel"') for text in texts]
     for _ in range(COUNT // BATCHES):
-        monkeypatch.setattr(split, "SLOT_BYTES", dice.choice((600, 3000, 1 << 19)))
+        monkeypatch.setattr(chunks, "SLOT_BYTES", dice.choice((600, 3000, 1 << 19)))
         state = dice.getstate()
         text = dice.choice(DAMAGES)(dice.choice(texts), dice)
         try:

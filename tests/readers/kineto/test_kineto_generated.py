@@ -16,14 +16,14 @@ from make_kineto import LAYOUTS, documents, plain_trace, write
 from slow_kineto import fast_rows, slow_rows
 from tests.kineto_traces import read_trace
 
-from stepgrade.readers.kineto import split
+from stepgrade.readers.kineto import chunks
 
 
-@pytest.fixture(params=[split.SLOT_BYTES, 700], ids=["one chunk", "many chunks"], autouse=True)
+@pytest.fixture(params=[chunks.SLOT_BYTES, 700], ids=["one chunk", "many chunks"], autouse=True)
 def _slot(request: pytest.FixtureRequest) -> Any:
-    before, split.SLOT_BYTES = split.SLOT_BYTES, request.param
+    before, chunks.SLOT_BYTES = chunks.SLOT_BYTES, request.param
     yield
-    split.SLOT_BYTES = before
+    chunks.SLOT_BYTES = before
 
 
 def slow(text: bytes) -> dict[str, list[tuple[Any, ...]]]:

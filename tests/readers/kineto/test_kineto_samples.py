@@ -49,7 +49,7 @@ ERAS = [
 
 
 @pytest.mark.parametrize(("part", "era"), ERAS)
-def test_eras_are_told_apart(part: str, era: str) -> None:
+def test_eras_are_distinguishable(part: str, era: str) -> None:
     assert next(read_ranks([sample(part)])).era == era
 
 

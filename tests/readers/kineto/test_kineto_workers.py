@@ -11,14 +11,14 @@ from make_kineto import plain_trace
 from slow_kineto import TABLES, fast_rows
 from tests.kineto_traces import read_file
 
-from stepgrade.readers.kineto import split, workers
+from stepgrade.readers.kineto import chunks, workers
 
 TEXT = plain_trace(6000)
 
 
 @pytest.fixture(autouse=True)
 def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "SLOT_BYTES", 1 << 12)
+    monkeypatch.setattr(chunks, "SLOT_BYTES", 1 << 12)
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the worker to be ready, so that it does take part in so small a file."""
     offer = workers.Worker.offer
 
-    def wait(self: workers.Worker, chunk: split.Chunk, slots: split.Slots) -> bool:
+    def wait(self: workers.Worker, chunk: chunks.Chunk, free: list[int]) -> bool:
         while not self._is_ready:
-            self._collect(slots)
-        return offer(self, chunk, slots)
+            offer(self, chunk._replace(slot=None), free)  # which only reads the answers
+        return offer(self, chunk, free)
 
     monkeypatch.setattr(workers.Worker, "offer", wait)
 
@@ -45,7 +45,7 @@ def test_more_processes_read_the_same(processes: int, patient: None, tmp_path: P
     assert (one.base_ns, one.lost, one.categories) == (many.base_ns, many.lost, many.categories)
 
 
-def test_launches_of_kernels_are_told_apart(patient: None, tmp_path: Path) -> None:
+def test_launches_of_kernels_are_distinguishable(patient: None, tmp_path: Path) -> None:
     kernels = [
         {
             "ph": "X",
@@ -87,13 +87,13 @@ def test_a_worker_that_dies_on_the_way_is_made_up_for(patient: None, monkeypatch
     offer = workers.Worker.offer
     count = 0
 
-    def kill(self: workers.Worker, chunk: split.Chunk, slots: split.Slots) -> bool:
+    def kill(self: workers.Worker, chunk: chunks.Chunk, free: list[int]) -> bool:
         nonlocal count
         count += 1
         if count == 20:
             self._process.kill()
             self._process.wait()
-        return offer(self, chunk, slots)
+        return offer(self, chunk, free)
 
     monkeypatch.setattr(workers.Worker, "offer", kill)
     (trace,) = read_file(TEXT, processes=2)

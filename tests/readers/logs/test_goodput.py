@@ -11,6 +11,7 @@ import stepgrade as sg
 from stepgrade.model.step_log import GOODPUT_ACCOUNTS, Goodput
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
+from stepgrade.units import show_ms
 from tests.readers.logs.generated import DIALECTS, Plan, generate
 
 PLANTED = {
@@ -51,6 +52,14 @@ def test_what_was_planted_is_found_within_two_percent_of_its_cost(name: str, dia
         assert found[account] == pytest.approx(seconds, rel=0.02, abs=0.6), account
     rules = {finding.rule: finding for finding in card.findings}
     assert rule in rules
+    for finding in card.findings:
+        if "pauses" in finding.evidence:
+            count, mean_s = finding.evidence["pauses"], finding.evidence["mean_s"]
+            assert count * mean_s == pytest.approx(finding.evidence["seconds"])
+            assert finding.evidence["seconds"] == pytest.approx(
+                finding.evidence["share"] * card.goodput.wall_s
+            )
+            assert show_ms(mean_s * 1e3) in finding.claim
     if rule == "slower-run":
         cost = plan.drift / 2.0 * plan.step_s * plan.steps
         assert rules[rule].evidence["seconds"] == pytest.approx(cost, rel=0.02)

@@ -16,13 +16,13 @@ import pytest
 import stepgrade as sg
 from stepgrade.config import DialectTable, read_config
 from stepgrade.errors import BadConfig, StepgradeError
-from stepgrade.readers.logs.dialect import Dialect
-from stepgrade.readers.logs.facts import MOST_EVENTS, NUMBERS, TEXTS
+from stepgrade.readers.logs.dialect import MOST_EVENTS, Dialect, LogContext
+from stepgrade.readers.logs.facts import NUMBERS, TEXTS
 from stepgrade.readers.logs.frameworks import DIALECTS
-from stepgrade.readers.logs.order import longest_bar, over_all
 from stepgrade.readers.logs.own import Template, dialects_from
 from stepgrade.readers.logs.records import RecordLog
 from stepgrade.readers.logs.scan import LogScanner
+from stepgrade.readers.logs.steps import longest_bar, over_all
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource, ReadOptions
 from tests.readers.logs.generated import Plan, generate
@@ -52,7 +52,7 @@ def test_noise_of_every_kind_between_lines_changes_nothing() -> None:
     assert found.mean_step_ms == pytest.approx(clean.mean_step_ms, rel=0.02)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.framework)
 def test_an_anchor_again_and_again_takes_linear_time_and_no_memory(dialect: object) -> None:
     anchor: bytes = dialect.anchor  # type: ignore[attr-defined]
     for text in (anchor * 60_000, (anchor + b" 1" * 40 + b"\n") * 5000, anchor + b"1" * 500_000):
@@ -74,7 +74,9 @@ def test_a_line_of_ten_megabytes_is_passed_by() -> None:
 
 
 @pytest.mark.parametrize(
-    "dialect", [dialect for dialect in DIALECTS if len(dialect.fields) > 2], ids=lambda dialect: dialect.name
+    "dialect",
+    [dialect for dialect in DIALECTS if len(dialect.fields) > 2],
+    ids=lambda dialect: dialect.framework,
 )
 def test_fields_again_and_again_take_linear_time(dialect: Dialect) -> None:
     """Of n places of each of six fields, n to the sixth ways to fail: hours for a line of 4 kB."""
@@ -116,16 +118,16 @@ TEMPLATES = (
 def test_a_template_takes_the_numbers_at_its_names(
     template: str, line: bytes, row: dict[str, float] | None
 ) -> None:
-    found = Template(template, "here").read(line, 0.0)
+    found = Template(template, "here").read(line, 0.0, LogContext())
     assert found == (row if row is None else pytest.approx(row, nan_ok=True))
 
 
 # Only ever held to a whole name or to its beginning, so that a search through it says nothing.
 NEVER_SEARCHED = {
-    "stepgrade.readers.annotations._QUALIFIED",
+    "stepgrade.readers.processes._QUALIFIED",
     "stepgrade.report.own_paths._TO_AN_ENDING",
-    "stepgrade.readers.nsys.facts._VERSION",
-    "stepgrade.readers.xplane.paths._WRAPPED",
+    "stepgrade.readers.nsys.reader._VERSION",
+    "stepgrade.readers.xplane.operations._WRAPPED",
 }
 
 
@@ -139,7 +141,7 @@ def patterns_of_ours() -> Iterator[tuple[str, re.Pattern[bytes]]]:
                     yield f"{found.name}.{name}", re.compile(text, value.flags & ~re.UNICODE)
     for dialect in DIALECTS:
         for field in dialect.fields:
-            yield f"{dialect.name}: {field.means}", re.compile(field.pattern.encode())
+            yield f"{dialect.framework}: {field.means}", re.compile(field.pattern.encode())
     yield from ((f"template: {line}", Template(line, "here").pattern) for line in TEMPLATES)
     for fact in (*NUMBERS, *TEXTS):
         yield f"header: {fact.name}", re.compile(fact.pattern, re.MULTILINE)
@@ -178,7 +180,7 @@ def test_no_pattern_of_ours_takes_the_square_of_a_line() -> None:
             '[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {step}{loss}"\n',
             "text between two numbers",
         ),
-        ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {stepp}"\n', "no 'stepp'"),
+        ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {stepp}"\n', "unknown key 'stepp'"),
         ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "s {loss}"\n', "needs a step"),
         ('[[dialect]]\nname = "a"\ncontains = "x"\nline = "' + "x" * 1001 + '"\n', "longer than 1000"),
         ('[[dialect]]\nname = "a"\ncontains = "x"\npattern = "(?P<step>a)"\n', "no longer supported"),
@@ -228,7 +230,7 @@ def test_times_that_begin_again_add_up_in_one_pass() -> None:
 
 
 def test_events_and_totals_of_records_are_not_kept_without_end() -> None:
-    log = RecordLog("a", "b")
+    log = RecordLog("a")
     for step in range(MOST_EVENTS + 500):
         log.add({"step": step, "eval_loss": 2.0})
         log.add({"train_runtime": 5.0, "train_steps_per_second": float(step)})

@@ -121,7 +121,7 @@ def test_a_last_line_that_is_cut_off_costs_one_step() -> None:
     assert read(whole[:-60]).recorded_steps in (39, 40)
 
 
-def test_several_runs_in_one_file_are_told_apart() -> None:
+def test_several_runs_in_one_file_are_distinguishable() -> None:
     finished = "".join(nanochat(step, 900.0) for step in range(500))
     profile = read(finished + steps(100))
     assert profile.mean_step_ms == pytest.approx(501.0, rel=0.01)
@@ -242,3 +242,16 @@ def test_after_a_clock_was_set_back_lines_that_come_in_time_are_not_asked_why() 
     scanner.feed("".join(line(step) for step in range(1, 200)).encode())
     scanned = scanner.result()
     assert len(scanned.events) <= 3
+
+
+def test_a_cause_is_looked_for_only_where_a_step_is_late() -> None:
+    """A checkpoint is saved twice: step 12 waits six seconds for the first, and step 22 for none."""
+    lines, clock = [], 0
+    for step in range(1, 31):
+        clock += 7 if step == 12 else 1
+        if step in (12, 22):
+            lines.append("saving checkpoint took 5.5 s")
+        lines.append(f"2026-05-19 10:00:{clock:02} step: {step} loss: 2.5 tps: 4,096")
+    scanner = LogScanner()
+    scanner.feed("\n".join(lines).encode())
+    assert [(event.kind, event.seconds) for event in scanner.result().events] == [("checkpoint", 5.5)]

@@ -81,7 +81,7 @@ def test_in_a_pipe_there_is_a_plain_line(tmp_path: Path, capsys: pytest.CaptureF
         "step 600 of 600",
         "goodput",
         "grade ungraded",
-        "! Checkpoints hold the run up every 50 steps",
+        "! Checkpoints paused training every 50 steps",
     ):
         assert word in out
 

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 import stepgrade as sg
-from stepgrade.loading import load
+from stepgrade.loading import load, with_log
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
-from stepgrade.trace.logged_run import with_log
 from tests.conftest import ROOT
 from tests.readers.logs.generated import Plan, generate
 

@@ -305,7 +305,7 @@ def test_ranges_from_before_the_capture_and_names_in_no_encoding(tmp_path: Path)
     assert trace.strings[int(trace.work.name[0])] == "gemm\ufffd\ufffd"
 
 
-def test_pinned_and_pageable_copies_are_told_apart(tmp_path: Path) -> None:
+def test_pinned_and_pageable_copies_are_distinguishable(tmp_path: Path) -> None:
     export = Export(tmp_path / "run.sqlite")
     for kind, source, target in ((1, 0, 2), (1, 1, 2), (2, 2, 0), (8, 2, 2)):
         export.add("CUPTI_ACTIVITY_KIND_MEMCPY", start=kind * MS, end=(kind + 1) * MS, deviceId=0, streamId=1,

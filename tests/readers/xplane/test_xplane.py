@@ -18,7 +18,6 @@ from stepgrade.readers.registry import read_source, reader_for
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.xplane.devices import first_kernels
 from stepgrade.timeline.timeline import build_timeline
-from stepgrade.trace.profile import analyse_trace
 from tests.readers.xplane.files import (
     FORWARD_FLOPS,
     PlaneFile,
@@ -29,6 +28,7 @@ from tests.readers.xplane.files import (
     xla_allocations,
 )
 from tests.samples import each_of, shared
+from tests.trace_builder import analyse_trace
 
 SAMPLES = "samples/xplane"
 # The files of reference_figures/own_xplane.json, by the names that they have there.

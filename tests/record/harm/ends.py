@@ -141,7 +141,7 @@ CASES = {
     ),
     "SIGINT to all": Case(_WAITS.format(""), sent=signal.SIGINT, to_group=True),
     "SIGINT that the script catches": Case(
-        "print('ready', flush=True)\nimport time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved')",
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('saved')",
         sent=signal.SIGINT,
         to_group=True,
     ),

@@ -64,6 +64,7 @@ class Case(NamedTuple):
     to_group: bool = False
     steps: int | None = None
     is_recorded: bool = True
+    is_watched: bool = True  # by coverage, which is a trace function to a script that looks for one
 
 
 class Seen(NamedTuple):
@@ -83,6 +84,11 @@ def run_both(case: Case, folder: Path) -> tuple[Seen, Seen]:
     return plain, recorded
 
 
+def unwatched() -> dict[str, str]:
+    """Return the environment without what lets coverage follow a process: it traces, and writes a file."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+
+
 def recorded_steps(folder: Path) -> list[int]:
     """Return how many steps the recordings of the recorded run hold."""
     return [sg.load(path).recorded_steps for path in (folder / "ran-2").rglob("stepgrade*.json")]
@@ -99,7 +105,8 @@ def _run(case: Case, folder: Path, command: list[str]) -> Seen:
             run=" ".join(words), start=" ".join(command), here=here, python=sys.executable
         )
         words = ["/bin/sh", "-c", given]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = os.environ.copy() if case.is_watched else unwatched()
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONHASHSEED": "0"}
     out, err = folder / "out", folder / "err"

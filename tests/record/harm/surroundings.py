@@ -173,6 +173,7 @@ CASES = {
         print(gone())
         """,
         trains=True,
+        is_watched=False,
     ),
     "files of its own": Case(
         """

@@ -14,15 +14,13 @@ from stepgrade.gating.run import gate
 from stepgrade.model import LayerStep, Ledger, Note, Profile, Source, Span
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
-from stepgrade.model.finding import Finding
-from stepgrade.model.layers import ModuleStep
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
-from stepgrade.model.operations import Operation
+from stepgrade.model.operations import ModuleStep, Operation
 from stepgrade.model.profile import RankRow
-from stepgrade.model.scorecard import Scorecard, StepStats
+from stepgrade.model.scorecard import Finding, Scorecard, StepStats
 from stepgrade.model.step_view import Lane, LaneKind, StepView, StepWait
-from stepgrade.trace.phases import PHASES
+from stepgrade.timeline.timeline import PHASES
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
 

@@ -290,7 +290,7 @@ def test_links_in_drawn_rows_are_the_page_s_own(open_page: Open) -> None:
     assert all(abs(int(a) - int(b)) < 1000 for a, b in zip(*ends, strict=True))
 
 
-def test_long_names_can_be_told_apart(open_page: Open) -> None:
+def test_long_names_can_be_distinguishable(open_page: Open) -> None:
     opened = open_page(cards.hostile_card())
     assert shortened("x" * 10_000, 200) in opened.texts(f"{ROWS} td:first-child")
 

@@ -21,7 +21,7 @@ from stepgrade import report
 from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.model import Source, Span
 from stepgrade.model.notes import Result
-from stepgrade.report import trace_links as perfetto
+from stepgrade.report.content import scorecard_page as perfetto
 from stepgrade.report.html import page as html_page
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.own_paths import without_own_paths
@@ -96,7 +96,7 @@ def test_nothing_is_fetched_and_no_attribute_runs(made: tuple[sg.Scorecard, str]
         assert not {"style", "src", "srcset", "action"} & attributes.keys()
         assert not [name for name in attributes if name.startswith("on")]
         href = attributes.get("href")
-        assert href is None or href.startswith(("#", perfetto.ADDRESS))
+        assert href is None or href.startswith(("#", perfetto.PERFETTO_PAGE))
 
 
 KNOWN_TAGS = frozenset(
@@ -163,15 +163,18 @@ def test_a_huge_card_is_cut_and_says_so() -> None:
 
 def test_a_link_shows_the_stretch_with_some_room() -> None:
     source = Source(format="kineto", files=("/runs/a b/träce&x=1.json.gz",))
-    address = perfetto.link(Span(file=0, start_ns=1_000_000, dur_ns=400), source)
+    address = perfetto.perfetto_link(Span(file=0, start_ns=1_000_000, dur_ns=400), source)
     assert address is not None
     assert address.endswith("9001%2Ftr%25C3%25A4ce%2526x%253D1.json.gz&visStart=999900&visEnd=1000500")
 
 
 @pytest.mark.parametrize("span", [None, Span(file=3, start_ns=0, dur_ns=1)])
 def test_without_a_place_or_file_there_is_no_link(span: Span | None) -> None:
-    assert perfetto.link(span, Source(format="kineto", files=("a.json",))) is None
-    assert perfetto.link(Span(file=0, start_ns=0, dur_ns=1), Source(format="kineto", files=("-",))) is None
+    assert perfetto.perfetto_link(span, Source(format="kineto", files=("a.json",))) is None
+    assert (
+        perfetto.perfetto_link(Span(file=0, start_ns=0, dur_ns=1), Source(format="kineto", files=("-",)))
+        is None
+    )
 
 
 def test_links_name_the_times_of_the_file_itself() -> None:

@@ -1,89 +1,99 @@
-"""The rules by area, and the findings they give: one for each cause, the most worth doing first."""
+"""The rules by area, their settings, and the findings they give: one for each cause."""
 
 from __future__ import annotations
 
 import msgspec
+from msgspec import Struct, structs
 
+from stepgrade.config import Config, check_names
+from stepgrade.config.limits import Limits
+from stepgrade.decoding import from_builtins
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules import (
-    attention,
-    communication,
-    compilation,
-    elementwise,
-    fitness,
-    gemm,
-    goodput,
-    hang,
-    input,  # noqa: A004  the area is called so
-    launch,
-    layers,
-    layout,
-    memory,
-    optimizer,
-    precision,
-    ranks,
-    spread,
-    synchronisation,
-    transfer,
-)
-from stepgrade.diagnosis.rules.base import Rule
-from stepgrade.model.finding import Finding
+from stepgrade.diagnosis.rule import Rule
+from stepgrade.diagnosis.rules import arithmetic, bandwidth, fitness, launch, memory, ranks, run, waits
+from stepgrade.errors import BadConfig
+from stepgrade.model.scorecard import Finding
 
-# Each area is a module here and a page under docs/rules/.
-AREAS: dict[str, tuple[Rule, ...]] = {
-    "hang": hang.RULES,
-    "input": input.RULES,
-    "transfer": transfer.RULES,
-    "synchronisation": synchronisation.RULES,
-    "launch": launch.RULES,
-    "compilation": compilation.RULES,
-    "precision": precision.RULES,
-    "attention": attention.RULES,
-    "gemm": gemm.RULES,
-    "optimizer": optimizer.RULES,
-    "elementwise": elementwise.RULES,
-    "layout": layout.RULES,
-    "communication": communication.RULES,
-    "ranks": ranks.RULES,
-    "layers": layers.RULES,
-    "goodput": goodput.RULES,
-    "spread": spread.RULES,
-    "memory": memory.RULES,
-    "fitness": fitness.RULES,
-}
+_WRITTEN = [
+    structs.replace(rule, name=name.replace("_", "-"))
+    for module in (waits, launch, arithmetic, bandwidth, ranks, run, memory, fitness)
+    for name, rule in vars(module).items()
+    if isinstance(rule, Rule)
+]
+# Each area is a page under docs/rules/. Of two rules that explain a third, the earlier one does.
+_AREAS = (
+    "hang input transfer synchronisation launch compilation precision attention gemm optimizer elementwise "
+    "layout communication ranks layers goodput spread memory fitness"
+)
+AREAS = {area: tuple(rule for rule in _WRITTEN if rule.area == area) for area in _AREAS.split()}
 RULES = tuple(rule for rules in AREAS.values() for rule in rules)
 RULE_NAMES = tuple(rule.name for rule in RULES)
-# A cause takes in what another rule sees only if it accounts for at least half of it.
-EXPLAINS_SHARE = 0.5
+EXPLAINS_SHARE = 0.5  # a cause explains another finding if it accounts for at least half of it
 SAME_SHARE = 0.1
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
-def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
-    """Return what the rules find: doubts about the profile, causes by realistic gain, remarks.
+class Settings(Struct, frozen=True, kw_only=True):
+    """Limits, and the rules to skip."""
 
-    There is one finding for each cause, with what other rules saw of it as consequences.
+    limits: Limits = Limits()
+    ignored_rules: frozenset[str] = frozenset()
+
+
+DEFAULT_SETTINGS = Settings()
+
+
+def settings_from(config: Config) -> Settings:
+    """Return `[limits]` and `[rules] ignore = [...]`; raise BadConfig at the key that is wrong."""
+    where = config.where
+    check_names(config.limits, Limits.__struct_fields__, f"{where}: [limits]")
+    check_names(config.rules, ("ignore",), f"{where}: [rules]")
+    ignored = config.rules.get("ignore", [])
+    if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
+        raise BadConfig("must be a list of names", where=f"{where}: rules.ignore")
+    check_names(ignored, RULE_NAMES, f"{where}: rules.ignore")
+    try:
+        limits = from_builtins(config.limits, Limits)
+    except msgspec.ValidationError as error:
+        raise BadConfig(str(error).replace("$.", "limits."), where=where) from error
+    return Settings(limits=limits, ignored_rules=frozenset(ignored))
+
+
+def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+    """Return one finding for each cause, with what other rules saw of it as its consequences.
+
+    Doubts about the profile come first, then causes by realistic gain, then remarks.
     """
     found = {
         rule.name: finding
-        for area, rules in AREAS.items()
-        for rule in rules
-        if rule.name not in ignored and (finding := rule.finding(context, area)) is not None
+        for rule in RULES
+        if rule.name not in ignored and (finding := rule.finding(context)) is not None
     }
     causes: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while name in causes:
+            name = causes[name]
+        return name
+
     for rule in RULES:
-        cause = found.get(rule.name)
-        if cause is None:
+        if rule.name not in found:
             continue
         for name in rule.explains:
-            is_free = name in found and name not in causes and name != _root(rule.name, causes)
-            if is_free and _covers(cause, found[name]):
+            is_free = name in found and name not in causes and name != root(rule.name)
+            if is_free and _covers(found[rule.name], found[name]):
                 causes[name] = rule.name
     kept = {name: finding for name, finding in found.items() if name not in causes}
-    for name, cause_name in causes.items():
-        root = _root(cause_name, causes)
-        if root in kept:
-            kept[root] = _with_consequence(kept[root], found[name])
+    for name, explaining in causes.items():
+        seen, cause = found[name], kept[root(explaining)]
+        # A more general rule that saw the same time has nothing to add.
+        same_gain = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
+        claims = () if cause.account == seen.account and same_gain else (seen.claim,)
+        kept[root(explaining)] = structs.replace(
+            cause,
+            severity=min(cause.severity, seen.severity, key=_ORDER.__getitem__),
+            consequences=(*cause.consequences, *claims),
+        )
 
     def order(finding: Finding) -> tuple[bool, bool, float, int]:
         is_remark = finding.severity == "info"
@@ -93,39 +103,28 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tup
 
 
 def work_gains_more(found: tuple[Finding, ...]) -> bool:
-    """Return whether findings on the device's work gain more than those on its waits."""
-    gains = [
-        (finding.account == "compute", finding.gain_low) for finding in found if finding.severity != "info"
-    ]
-    waits = [gain for is_work, gain in gains if not is_work]
-    return max((gain for is_work, gain in gains if is_work), default=0.0) > max(waits, default=0.0)
+    """Return whether the findings on the device's work gain more than those on its waits."""
+    work, waiting = (
+        [
+            finding.gain_low
+            for finding in found
+            if finding.severity != "info" and (finding.account == "compute") is is_work
+        ]
+        for is_work in (True, False)
+    )
+    return max(work, default=0.0) > max(waiting, default=0.0)
 
 
 def _is_doubt(finding: Finding) -> bool:
-    """Return whether it warns of the profile itself, which comes before any advice."""
+    """Return whether the finding doubts the profile itself, which comes before any advice."""
     return finding.area == "fitness" and finding.severity != "info"
 
 
-def _with_consequence(cause: Finding, seen: Finding) -> Finding:
-    """Return the cause with a consequence; it is as severe as what it brings about."""
-    severity = min(cause.severity, seen.severity, key=_ORDER.__getitem__)
-    # Where a more general rule saw the same time, its claim would only say so a second time.
-    same_gain = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
-    claims = () if cause.account == seen.account and same_gain else (seen.claim,)
-    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, *claims))
-
-
 def _covers(cause: Finding, seen: Finding) -> bool:
-    """Return whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
+    """Return whether the cause accounts for enough of the finding; for a wait for the host, its idle part."""
     if _is_doubt(cause):
         return True
     idle = cause.evidence.get("idle_share")
     is_idle = seen.account == "idle_host" and cause.account != "idle_host"
     part = idle if is_idle and isinstance(idle, float) else cause.gain_high
     return part >= EXPLAINS_SHARE * seen.gain_high
-
-
-def _root(name: str, causes: dict[str, str]) -> str:
-    while name in causes:
-        name = causes[name]
-    return name

@@ -1,12 +1,12 @@
-"""Rules about the profile itself: what must be known before any advice is taken."""
+"""Rules about the profile itself: doubts that come before any advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, Remedy, Rule
-from stepgrade.model.finding import Severity
+from stepgrade.diagnosis.rule import Found, Remedy, Rule
+from stepgrade.model.scorecard import Severity
 from stepgrade.units import show_count, show_ms, show_share
 
 _OF_START = (
@@ -14,77 +14,124 @@ _OF_START = (
     *("allocator-sync", "device-synchronize", "scalar-read-sync", "blocking-copy-sync", "hardly-any-work"),
     *("input-wait", "pageable-copies", "unexplained-idle", "recording-slows-host"),
 )
+fitness_rule = partial(Rule, area="fitness")
 
 
-def warning_of_source(severity: Severity, *codes: str) -> Callable[[RuleContext], Found | None]:
-    """Return a function that repeats the reader's warning of one of these codes."""
-
-    def find(context: RuleContext) -> Found | None:
-        note = next((note for note in context.profile.warnings if note.code in codes), None)
-        if note is None:
-            return None
-        code, text = note.code, str(note) if note.ranks else note.text
-        # On a processor steps differ because other programs run as well.
-        level = "info" if code == "warm_up" and context.activity.driver == "host" else severity
-        return Found(severity=level, claim=text, evidence={"flaw": code}, warning=code)
-
-    return find
-
-
-def unexplained_idle(context: RuleContext) -> Found | None:
-    """Report idle time without a reason; much of it makes the other accounts doubtful."""
-    text = next((note.text for note in context.profile.warnings if note.code == "unattributed"), None)
-    if text is None:
+def _warning(codes: tuple[str, ...], context: RuleContext) -> Found | None:
+    """Repeat the reader's warning with one of these codes."""
+    note = next((note for note in context.profile.warnings if note.code in codes), None)
+    if note is None:
         return None
-    share = context.account("unattributed")
-    return Found(
-        severity="warning" if share >= context.limits.unexplained_share else "info",
-        claim=text,
-        evidence={"unattributed_share": share},
-        warning="unattributed",
+    # On a processor, steps differ because other programs run too.
+    severity: Severity | None = (
+        "info" if note.code == "warm_up" and context.activity.driver == "host" else None
     )
+    claim = str(note) if note.ranks else note.text
+    return Found(claim, {"flaw": note.code}, severity=severity, warning=note.code)
 
 
-def hardly_any_work(context: RuleContext) -> Found | None:
-    kernels, busy, limits = context.activity.kernels, context.account("compute"), context.limits
-    step_ms = context.times.typical_ms
-    if context.activity.driver == "host" and step_ms is not None and step_ms < limits.shortest_step_ms:
-        calls = sum(op.calls or 0.0 for op in context.operations)
-        if calls < limits.few_operations:
-            claim = f"A step has {show_count(round(calls))} operations and takes {show_ms(step_ms)}."
-            return Found("warning", claim, {"operations": calls, "step_ms": step_ms})
-    if kernels is None or not context.on_device or context.ledger is None:
-        return None
-    working = busy + context.account("exposed_communication")
-    if kernels.count >= limits.few_kernels or working >= limits.idle_device_share:
-        return None
-    count = "one kernel" if round(kernels.count) == 1 else f"{show_count(round(kernels.count))} kernels"
-    claim = f"A step has {count}, and the device works for {show_share(busy)} of it."
-    return Found("warning", claim, {"kernels": kernels.count, "compute": busy})
+truncated_trace = fitness_rule(
+    sees="The file is truncated or damaged.",
+    evidence="what could not be read",
+    fix="Record again and let the export finish; check for disk space.",
+    wrong_when="only the end is missing",
+    check="The whole file can be read.",
+    sources="HTA",
+    severity="warning",
+    find=partial(_warning, ("truncated",)),
+)
 
 
-def start_up(context: RuleContext) -> Found | None:
-    """Report a single step that holds the program's start: later ones do without."""
-    share = context.step_share(context.activity.startup_ms)
-    if (context.profile.steps or 1) > 1 or share < context.limits.startup_share:
-        return None
-    claim = (
-        f"{show_ms(context.activity.startup_ms)} of the step, {show_share(share)}, are single calls that "
-        "load kernels or set the device up: the recording holds the start of the program."
-    )
-    return Found("warning", claim, {"startup_ms": context.activity.startup_ms, "share": share})
+warm_up_only = fitness_rule(
+    sees="Most recorded steps are warm-up: compiling, autotuning, growing memory pools.",
+    evidence="steps that differ from later ones, and by how much",
+    fix="Record later: skip the first ten steps and record at least five.",
+    fix_pytorch="Pass schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
+    wrong_when="steps differ because their batches do",
+    check="The steps are steady.",
+    sources="GPF, NAI, DL",
+    severity="warning",
+    find=partial(_warning, ("warm_up",)),
+)
 
 
-def graph_capture(context: RuleContext) -> Found | None:
-    captures = context.activity.marks.get("graph_capture", 0.0)
-    if not captures or context.account("compute") > context.limits.busy_share:
-        return None
-    claim = (
-        f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
-    )
-    return Found("warning", claim, {"captures": captures, "compute": context.account("compute")})
+no_steps = fitness_rule(
+    sees="The recording has no steps, so it counts as one.",
+    evidence="no step markers, no repeating pattern",
+    fix="Mark steps while recording.",
+    fix_pytorch="Call prof.step() once in each iteration.",
+    wrong_when="only one step was recorded",
+    check="Steps are found.",
+    sources="XP, DL",
+    severity="info",
+    find=partial(_warning, ("no_steps",)),
+)
 
 
+device_unseen = fitness_rule(
+    sees="The host drives a device whose work was not recorded.",
+    evidence="launches without kernels",
+    fix="Record the device too.",
+    fix_pytorch="Pass activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
+    fix_where=(
+        Remedy(
+            "whose launches were recorded",
+            lambda context: any(note.code == "kernels_missing" for note in context.profile.warnings),
+            "Check why the driver reports no kernels: another profiler is running, a virtual machine, or a "
+            "driver that only lets administrators profile.",
+        ),
+    ),
+    wrong_when="never",
+    check="Kernels are in the trace.",
+    sources="TML",
+    severity="warning",
+    find=partial(_warning, ("device_unseen", "kernels_missing")),
+)
+
+
+start_up = fitness_rule(
+    sees="The only recorded step includes start-up: loading kernels, setting up the device.",
+    evidence="time in such calls with the device idle",
+    fix="Record later: skip the first ten steps and record at least five.",
+    fix_pytorch="Pass schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
+    wrong_when="the run is one step long",
+    check="A launch takes 5 to 20 µs in every step.",
+    explains=_OF_START,
+    sources="NAI, DL",
+    claim="{startup_ms}, {share} of the step, is one-time work such as loading kernels and setting up "
+    "the device: the recording includes start-up.",
+    figures={"startup_ms": "startup_ms", "share": "startup_share"},
+    least={"share": "startup_share"},
+    severity="warning",
+)
+
+
+graph_capture = fitness_rule(
+    sees="The recording shows a graph capture, during which nothing runs.",
+    evidence="capturing calls, busy share",
+    fix="Record later, when steps are running.",
+    wrong_when="a step also captures a small graph",
+    check="No capturing calls, and the device is busy.",
+    explains=_OF_START,
+    sources="NAI",
+    claim="Kernels are captured into graphs ({captures} calls) and hardly run: this is not a step.",
+    figures={"captures": "captures", "compute": "compute"},
+    severity="warning",
+)
+
+
+@fitness_rule(
+    sees="One collective takes nearly all of a rank's time: recordings probably started at different times.",
+    evidence="compute and communication shares, number of ranks",
+    fix="Put a barrier before the recording starts, and pass the traces of all ranks.",
+    wrong_when="the run really does little else",
+    check="Compute is more than a tenth of the step.",
+    explains=(
+        *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+        *("host-stall", "python-loop", "python-overhead"),
+    ),
+    sources="HYP",
+)
 def collective_is_all(context: RuleContext) -> Found | None:
     communication, compute = context.account("exposed_communication"), context.account("compute")
     limits, profile = context.limits, context.profile
@@ -93,12 +140,105 @@ def collective_is_all(context: RuleContext) -> Found | None:
     if len(profile.ranks) > 1 or (profile.steps or 1) > 2:
         return None
     claim = (
-        f"{show_share(communication)} of the step is communication and {show_share(compute)} computing: did "
+        f"{show_share(communication)} of the step is communication and {show_share(compute)} compute: did "
         "the ranks start recording together?"
     )
-    return Found("warning", claim, {"communication": communication, "compute": compute})
+    return Found(claim, {"communication": communication, "compute": compute}, severity="warning")
 
 
+profiler_overhead = fitness_rule(
+    sees="The profiler itself took time in steady steps.",
+    evidence="its share",
+    fix="Record fewer steps without stacks, memory and shapes, and let the profiler warm up.",
+    wrong_when="never",
+    check="The overhead is below 2 %.",
+    sources="NAI",
+    severity="info",
+    find=partial(_warning, ("profiler_overhead",)),
+)
+
+
+recording_slows_host = fitness_rule(
+    sees="The device waits for a host slowed by recording (stacks, shapes, memory).",
+    evidence="share waiting for the host, what was recorded",
+    fix="Record again without stacks, shapes and memory, and compare the step time.",
+    wrong_when="the step takes as long without the profiler",
+    check="The step time is the same with and without the profiler.",
+    sources="NAI",
+    severity="info",
+    find=partial(_warning, ("host_slowed",)),
+)
+
+
+clocks_apart = fitness_rule(
+    sees="Kernels start before their launch: host and device clocks disagree.",
+    evidence="how many kernels, and by how much",
+    fix="Record again with newer tools; ignore gaps shorter than the difference.",
+    wrong_when="only a few events are off",
+    check="No kernel starts before its launch.",
+    sources="HTA",
+    severity="info",
+    find=partial(_warning, ("clocks",)),
+)
+
+
+@fitness_rule(
+    sees="The device is idle although work was launched, for no recorded reason.",
+    evidence="unattributed share",
+    fix="Record all activities on all streams; check whether other programs use the device.",
+    wrong_when="events were removed from the file",
+    check="Less than a tenth of the step is unattributed.",
+    sources="HTA, TL",
+)
+def unexplained_idle(context: RuleContext) -> Found | None:
+    text = next((note.text for note in context.profile.warnings if note.code == "unattributed"), None)
+    if text is None:
+        return None
+    share = context.account("unattributed")
+    return Found(
+        text,
+        {"unattributed_share": share},
+        severity="warning" if share >= context.limits.unexplained_share else "info",
+        warning="unattributed",
+    )
+
+
+@fitness_rule(
+    sees="A step has few kernels and the device is hardly busy: the run is not in the file.",
+    evidence="kernels per step, busy share",
+    fix="Record whole training steps with all activities.",
+    wrong_when="the run really has few kernels",
+    check="Each step has the model's kernels.",
+    explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
+    sources="DL, NAI",
+)
+def hardly_any_work(context: RuleContext) -> Found | None:
+    kernels, busy, limits = context.activity.kernels, context.account("compute"), context.limits
+    step_ms = context.times.typical_ms
+    if context.activity.driver == "host" and step_ms is not None and step_ms < limits.shortest_step_ms:
+        calls = sum(op.calls or 0.0 for op in context.operations)
+        if calls < limits.few_operations:
+            claim = f"A step has {show_count(round(calls))} operations and takes {show_ms(step_ms)}."
+            return Found(claim, {"operations": calls, "step_ms": step_ms}, severity="warning")
+    if kernels is None or not context.on_device or context.ledger is None:
+        return None
+    working = busy + context.account("exposed_communication")
+    if kernels.count >= limits.few_kernels or working >= limits.idle_device_share or context.explains_much:
+        return None
+    count = "one kernel" if round(kernels.count) == 1 else f"{show_count(round(kernels.count))} kernels"
+    claim = f"A step has {count}, and the device is busy for {show_share(busy)} of it."
+    return Found(claim, {"kernels": kernels.count, "compute": busy}, severity="warning")
+
+
+@fitness_rule(
+    sees="An operation does more arithmetic than its device can: peak, shapes or device are wrong.",
+    evidence="the operation, its share of its roof",
+    fix="Check device and precision, and whether the operation does all the work its shapes imply: "
+    "grouped products skip padding.",
+    wrong_when="never",
+    check="No operation is above its roof.",
+    sources="TL",
+)
 def above_roof(context: RuleContext) -> Found | None:
     limit = context.limits.above_roof
     fast = [
@@ -110,159 +250,4 @@ def above_roof(context: RuleContext) -> Found | None:
         return None
     reached, top = max(fast, key=lambda pair: pair[0])
     claim = f"{top.name} runs at {show_share(reached, 0)} of its roof, which is impossible."
-    return Found("info", claim, {"operation": top.name, "roof_share": reached})
-
-
-RULES = (
-    Rule(
-        name="truncated-trace",
-        find=warning_of_source("warning", "truncated"),
-        sees="The file is truncated or damaged.",
-        evidence="what could not be read",
-        fix="Record again and let the export finish; check the disk's space.",
-        wrong_when="only the very end is missing",
-        check="Nothing is lost in reading.",
-        sources="HTA",
-    ),
-    Rule(
-        name="warm-up-only",
-        find=warning_of_source("warning", "warm_up"),
-        sees="Most recorded steps are warm-up: compiling, autotuning, growing memory.",
-        evidence="how many steps differ from later ones, and by how much",
-        fix="Record later: skip the first ten steps and record at least five.",
-        fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
-        wrong_when="steps differ because batches do",
-        check="The steps are steady.",
-        sources="GPF, NAI, DL",
-    ),
-    Rule(
-        name="no-steps",
-        find=warning_of_source("info", "no_steps"),
-        sees="The recording has no steps, so its span counts as one.",
-        evidence="no step marks, no repeating pattern",
-        fix="Mark steps while recording.",
-        fix_pytorch="Call prof.step() once in each iteration.",
-        wrong_when="the recording is of one step",
-        check="Steps are found.",
-        sources="XP, DL",
-    ),
-    Rule(
-        name="device-unseen",
-        find=warning_of_source("warning", "device_unseen", "kernels_missing"),
-        sees="The host drives a device whose work was not recorded.",
-        evidence="launches without kernels",
-        fix="Record the device as well.",
-        fix_pytorch="activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
-        fix_where=(
-            Remedy(
-                "whose launches were recorded",
-                lambda context: any(note.code == "kernels_missing" for note in context.profile.warnings),
-                "Check why the driver gives no kernels away: another profiler beside it, a virtual machine, "
-                "or a driver that lets only administrators profile.",
-            ),
-        ),
-        wrong_when="never",
-        check="Kernels are in the trace.",
-        sources="TML",
-    ),
-    Rule(
-        name="start-up",
-        find=start_up,
-        sees="The only recorded step includes program start: loading kernels, setting up the device.",
-        evidence="milliseconds and share of the step in such calls with the device idle",
-        fix="Record later: skip the first ten steps and record at least five.",
-        fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
-        wrong_when="the run is one step long",
-        check="A launch takes 5 to 20 µs in every step.",
-        explains=_OF_START,
-        sources="NAI, DL",
-    ),
-    Rule(
-        name="graph-capture",
-        find=graph_capture,
-        sees="The recording is of a graph capture, in which nothing runs.",
-        evidence="capturing calls, busy share of the step",
-        fix="Record later, when steps run.",
-        wrong_when="a step also captures a small graph",
-        check="No capturing calls, and the device works.",
-        explains=_OF_START,
-        sources="NAI",
-    ),
-    Rule(
-        name="collective-is-all",
-        find=collective_is_all,
-        sees="Nearly all of one rank's time is one collective: recordings probably started at "
-        "different times.",
-        evidence="compute and communication shares of the step, ranks given",
-        fix="Put a barrier before the recording begins, and give the traces of all ranks.",
-        wrong_when="the run really only communicates",
-        check="Computing is more than a tenth of the step.",
-        explains=(
-            *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
-            *("host-stall", "python-loop", "python-overhead"),
-        ),
-        sources="HYP",
-    ),
-    Rule(
-        name="profiler-overhead",
-        find=warning_of_source("info", "profiler_overhead"),
-        sees="The profiler itself was at work during steady steps.",
-        evidence="its share of the steady steps",
-        fix="Record fewer steps, without stacks, memory and shapes, after a warm-up of the profiler.",
-        wrong_when="never, but what it slowed may be small",
-        check="The overhead is below 2 %.",
-        sources="NAI",
-    ),
-    Rule(
-        name="recording-slows-host",
-        find=warning_of_source("info", "host_slowed"),
-        sees="The device waits for a host that recording slows (stacks, shapes, memory).",
-        evidence="share of the step waiting for the host, what was recorded",
-        fix="Record once more without stacks, shapes and memory, and compare the step time.",
-        wrong_when="the step takes as long without the profiler",
-        check="The step time is the same with and without the profiler.",
-        sources="NAI",
-    ),
-    Rule(
-        name="clocks-apart",
-        find=warning_of_source("info", "clocks"),
-        sees="Kernels start before their launch: host and device clocks disagree.",
-        evidence="how many, and by how much",
-        fix="Record again with newer tools; do not trust gaps shorter than the difference.",
-        wrong_when="only a handful of events are off",
-        check="No kernel starts before its launch.",
-        sources="HTA",
-    ),
-    Rule(
-        name="unexplained-idle",
-        find=unexplained_idle,
-        sees="The device is idle although work was launched, for no recorded reason.",
-        evidence="unattributed share of the step",
-        fix="Record all activities on all streams; check whether others use the device.",
-        wrong_when="events were removed from the file on purpose",
-        check="Less than a tenth of the step is unattributed.",
-        sources="HTA, TL",
-    ),
-    Rule(
-        name="hardly-any-work",
-        find=hardly_any_work,
-        sees="A step has a few kernels and the device hardly works: the run is not in the file.",
-        evidence="kernels per step, busy share of the step",
-        fix="Record whole training steps with all activities; this file says nothing about the run.",
-        wrong_when="the run really launches a handful of kernels",
-        check="Each step has the model's kernels.",
-        explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
-        sources="DL, NAI",
-    ),
-    Rule(
-        name="above-roof",
-        find=above_roof,
-        sees="An operation is faster than its device allows: peak, shapes or device are wrong.",
-        evidence="the operation, its share of its roof",
-        fix="Check the device and precision given, and whether the operation does all that its shapes "
-        "say: grouped products skip padding.",
-        wrong_when="never: arithmetic cannot exceed its hardware (reads from cache may, and are not judged) ",
-        check="No operation is above its roof.",
-        sources="TL",
-    ),
-)
+    return Found(claim, {"operation": top.name, "roof_share": reached}, severity="info")

@@ -21,63 +21,32 @@ class Convention(Struct, frozen=True):
 
     name: str
     formula: str
-    used_by: str
     weights: Literal["matmul", "all", "without_lookup", "without_positions"]
     attention: Literal["heads", "hidden"] | None
-    causal: bool
+    causal: bool = False
     recompute: Literal["layers", "third"] = "third"
     frozen: Literal["no_gradient", "scaled"] = "no_gradient"
 
 
-# Each: its name, its formula, who uses it, which weights, which attention width.
+_MEGATRON_2021 = "72*L*d^2*(1 + S/6d + V/12Ld); its published figures add the recompute (96, V/16Ld)"
+_AUTOMODEL = "(2 + N_lora/N)/3 * (6*N_matmul + 6*L*q*S)"
 _ALL = (
+    # stepgrade's default; NeMo and Megatron-LM today, MaxText since 2025.
+    Convention("causal-exact", "6*N_matmul + 6*L*q*S", "matmul", "heads", causal=True, recompute="layers"),
+    Convention("palm", "6*N + 12*L*q*S", "all", "heads"),  # PaLM appendix B, MegaScale
+    Convention("nanogpt", "6*(N - N_positions) + 12*L*q*S", "without_positions", "heads"),
+    Convention("mosaic", "6*N + 12*L*d*S", "all", "hidden"),  # Composer, llm-foundry
+    Convention("torchtitan", "6*(N - N_lookup) + 12*L*q*S", "without_lookup", "heads"),
+    # MaxText before 2025.
+    Convention("full-exact", "6*N_matmul + 12*L*q*S", "matmul", "heads", recompute="layers"),
+    # The Megatron-LM paper of 2021, whose share of peak is an HFU.
+    Convention("megatron-2021", _MEGATRON_2021, "matmul", "hidden", recompute="layers"),
+    Convention("llmq", "6*N_matmul + 6*L*d*S", "matmul", "hidden", causal=True, recompute="layers"),  # llm.q
+    # NeMo AutoModel for LoRA.
     Convention(
-        "causal-exact",
-        "6*N_matmul + 6*L*q*S",
-        "stepgrade's default; NeMo and Megatron-LM today, MaxText since 2025",
-        "matmul",
-        "heads",
-        causal=True,
-        recompute="layers",
+        "automodel-lora", _AUTOMODEL, "matmul", "heads", causal=True, recompute="layers", frozen="scaled"
     ),
-    Convention("palm", "6*N + 12*L*q*S", "PaLM appendix B, MegaScale", "all", "heads", causal=False),
-    Convention(
-        "nanogpt", "6*(N - N_positions) + 12*L*q*S", "nanoGPT", "without_positions", "heads", causal=False
-    ),
-    Convention("mosaic", "6*N + 12*L*d*S", "Composer, llm-foundry", "all", "hidden", causal=False),
-    Convention(
-        "torchtitan", "6*(N - N_lookup) + 12*L*q*S", "torchtitan", "without_lookup", "heads", causal=False
-    ),
-    Convention(
-        "full-exact",
-        "6*N_matmul + 12*L*q*S",
-        "MaxText before 2025",
-        "matmul",
-        "heads",
-        causal=False,
-        recompute="layers",
-    ),
-    Convention(
-        "megatron-2021",
-        "72*L*d^2*(1 + S/6d + V/12Ld); its published figures add the recompute (96, V/16Ld)",
-        "the Megatron-LM paper of 2021, whose share of peak is an HFU",
-        "matmul",
-        "hidden",
-        causal=False,
-        recompute="layers",
-    ),
-    Convention("llmq", "6*N_matmul + 6*L*d*S", "llm.q", "matmul", "hidden", causal=True, recompute="layers"),
-    Convention(
-        "automodel-lora",
-        "(2 + N_lora/N)/3 * (6*N_matmul + 6*L*q*S)",
-        "NeMo AutoModel for LoRA",
-        "matmul",
-        "heads",
-        causal=True,
-        recompute="layers",
-        frozen="scaled",
-    ),
-    Convention("6n", "6*N", "Kaplan et al.; PaLM's figures without attention", "all", None, causal=False),
+    Convention("6n", "6*N", "all", None),  # Kaplan et al.; PaLM's figures without attention
 )
 CONVENTIONS = {convention.name: convention for convention in _ALL}
 

@@ -10,23 +10,14 @@ from stepgrade.errors import BadOption, did_you_mean
 
 # Bytes of one stored weight by the precision of the run.
 DTYPES: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0, "fp8": 1.0, "int8": 1.0}
-_DTYPE_ALIASES = {
-    "bfloat16": "bf16",
-    "amp_bf16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "amp_fp16": "fp16",
-    "f16": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "f32": "fp32",
-    "float64": "fp64",
-    "double": "fp64",
-    "float8": "fp8",
-    "amp_fp8": "fp8",
-    "mxfp8": "fp8",
-    "e4m3": "fp8",
+_DTYPE_NAMES = {
+    "bf16": "bfloat16 amp_bf16",
+    "fp16": "float16 half amp_fp16 f16",
+    "fp32": "float32 float f32",
+    "fp64": "float64 double",
+    "fp8": "float8 amp_fp8 mxfp8 e4m3",
 }
+_DTYPE_ALIASES = {alias: name for name, aliases in _DTYPE_NAMES.items() for alias in aliases.split()}
 METHODS = ("full", "lora", "qlora")
 # Bytes that one step of the optimizer moves per trainable parameter: gradient, states, weights.
 OPTIMIZERS: dict[str, float] = {
@@ -84,11 +75,29 @@ LENGTHS = ("fixed", "variable")
 ZERO_STAGE = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp-no-reshard": 3}
 LORA_TARGETS = ("all", "attention", "q", "k", "v", "o", "gate", "up", "down", "head")
 MOST = 2**40
+# The fields of a plan that take one of several names.
+_KNOWN: dict[str, Collection[str]] = {
+    "dtype": DTYPES,
+    "method": METHODS,
+    "optimizer": OPTIMIZERS,
+    "checkpointing": CHECKPOINTING,
+    "loss": LOSSES,
+    "dequantise": DEQUANTISE,
+    "quantisation": QUANTISATION,
+    "weights": WEIGHTS,
+    "kernels": KERNELS,
+    "attention": ATTENTION,
+    "offload": OFFLOAD,
+    "allocator": ALLOCATORS,
+    "lengths": LENGTHS,
+}
 
 
-def _check_whole(field: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise BadOption(f"must be a whole number, 1 or more, not {value!r}", field=field)
+def _check_whole(settings: Struct, *fields: str) -> None:
+    for field in fields:
+        value = getattr(settings, field)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise BadOption(f"must be a whole number, 1 or more, not {value!r}", field=field)
 
 
 def _check_known(field: str, value: str, known: Collection[str]) -> None:
@@ -97,11 +106,11 @@ def _check_known(field: str, value: str, known: Collection[str]) -> None:
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
-    """How the devices share the work; what tensor, pipeline and context leave is data parallel.
+    """How the devices share the work; devices beyond tensor x pipeline x context are data parallel.
 
     `expert_tensor` divides each expert's matrices (None: as `tensor` does under Megatron, else not);
-    `shard_group` is how many devices share the shards where it is not all (HSDP, Megatron's instances of the
-    distributed optimizer); `separate_embedding` says that FSDP gathers the embedding apart from the head.
+    `shard_group` is the number of devices that share the shards, if not all (HSDP, Megatron's instances of
+    the distributed optimizer); with `separate_embedding`, FSDP gathers the embedding apart from the head.
     """
 
     devices: int = 1
@@ -117,14 +126,9 @@ class Parallelism(Struct, frozen=True, kw_only=True):
     separate_embedding: bool = False
 
     def __post_init__(self) -> None:
-        _check_whole("devices", self.devices)
-        _check_whole("tensor", self.tensor)
-        _check_whole("pipeline", self.pipeline)
-        _check_whole("expert", self.expert)
-        _check_whole("virtual", self.virtual)
-        _check_whole("context", self.context)
-        if self.expert_tensor is not None:
-            _check_whole("expert_tensor", self.expert_tensor)
+        _check_whole(self, "devices", "tensor", "pipeline", "expert", "virtual", "context")
+        optional = {"expert_tensor": self.expert_tensor, "shard_group": self.shard_group}
+        _check_whole(self, *(field for field, value in optional.items() if value is not None))
         _check_known("data", self.data, ZERO_STAGE)
         if self.virtual > 1 and self.pipeline == 1:
             raise BadOption("virtual stages need a pipeline", field="virtual", supply="{pipeline}")
@@ -134,7 +138,6 @@ class Parallelism(Struct, frozen=True, kw_only=True):
                 product, names = f"{product} x {self.context}", f"{names} x context"
             raise BadOption(f"{product} ({names}) does not divide {self.devices} devices")
         if self.shard_group is not None:
-            _check_whole("shard_group", self.shard_group)
             peers = self.replicas * self.context
             if peers % self.shard_group:
                 problem = f"{self.shard_group} does not divide the {peers} data-parallel devices"
@@ -161,8 +164,8 @@ class Parallelism(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     """One run's settings; `batch` is sequences per micro-batch and replica, `seq` tokens in each.
 
-    `packed_seq` is the length that attention sees when several texts are packed into one sequence
-    (the mean weighted by length); None when every sequence is one text.
+    `packed_seq` is the length that attention sees if several texts are packed into one sequence (the mean
+    weighted by length); None if every sequence is one text.
     """
 
     batch: int
@@ -189,25 +192,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     parallel: Parallelism = Parallelism()
 
     def __post_init__(self) -> None:
-        _check_whole("batch", self.batch)
-        _check_whole("seq", self.seq)
-        _check_whole("micro_batches", self.micro_batches)
-        _check_whole("rank", self.rank)
-        _check_known("dtype", self.dtype, DTYPES)
-        _check_known("method", self.method, METHODS)
+        _check_whole(self, "batch", "seq", "micro_batches", "rank")
         for target in self.lora_targets.split(","):
             _check_known("lora_targets", target, LORA_TARGETS)
-        _check_known("optimizer", self.optimizer, OPTIMIZERS)
-        _check_known("checkpointing", self.checkpointing, CHECKPOINTING)
-        _check_known("loss", self.loss, LOSSES)
-        _check_known("dequantise", self.dequantise, DEQUANTISE)
-        _check_known("quantisation", self.quantisation, QUANTISATION)
-        _check_known("weights", self.weights, WEIGHTS)
-        _check_known("kernels", self.kernels, KERNELS)
-        _check_known("attention", self.attention, ATTENTION)
-        _check_known("offload", self.offload, OFFLOAD)
-        _check_known("allocator", self.allocator, ALLOCATORS)
-        _check_known("lengths", self.lengths, LENGTHS)
+        for field, known in _KNOWN.items():
+            _check_known(field, getattr(self, field), known)
         if self.packed_seq is not None and not 0 < self.packed_seq <= self.seq:
             problem = f"must be above 0 and at most the sequence, not {self.packed_seq:g}"
             raise BadOption(problem, field="packed_seq")
@@ -219,7 +208,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def is_frozen(self) -> bool:
-        """Tell whether only adapters are trained."""
+        """Return whether only adapters are trained."""
         return self.method != "full"
 
     @property

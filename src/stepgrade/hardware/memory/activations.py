@@ -1,4 +1,4 @@
-"""What autograd saves per token for the backward pass, part by part, with and without checkpointing.
+"""What autograd saves per token for the backward pass, with and without checkpointing, and the loss.
 
 The eager and compiled columns are counted to the byte on real models; Transformer Engine's fits the
 memory that Megatron-LM's own tests record.
@@ -31,16 +31,8 @@ class LayerActivations(Struct, frozen=True, kw_only=True):
     @property
     def per_token(self) -> float:
         """Return the bytes of one token."""
-        return (
-            self.norms
-            + self.inputs
-            + self.attention
-            + self.scores
-            + self.ffn
-            + self.experts
-            + self.adapters
-            + self.dropout
-        )
+        total: float = sum(getattr(self, name) for name in self.__struct_fields__ if name != "fixed")
+        return total
 
 
 def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations:
@@ -54,13 +46,20 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
     norms = layer.norms * _norm(hidden, layer, plan)
     if layer.is_parallel:
         norms -= value * hidden  # both keep the same
+    scores = 0.0  # of attention that is written out
+    if plan.attention != "flash":
+        # Eager softmax is in fp32, with a copy beside it.
+        each = {"transformers": _FP32 + value, "compiled": _FP32}.get(plan.kernels, value)
+        if plan.kernels == "te" and layer.has_dropout:
+            each = 2 * value + 1
+        scores = layer.heads * (plan.seq / parallel.context) * each
     # Gemma's modules keep one plus the weight of each norm.
     scales = layer.norms * hidden + layer.qk_norms * layer.query_width / layer.heads
     return LayerActivations(
         norms=norms / split,
         inputs=0.0 if plan.is_frozen else norm_inputs * value * hidden / split_inputs,
         attention=attention_activations(layer, plan) / tensor,
-        scores=score_activations(layer, plan) / tensor,
+        scores=scores / tensor,
         ffn=_dense_width(layer) * _ffn(layer, plan) / tensor,
         experts=expert_activations(hidden, layer, plan),
         adapters=adapter_activations(layer, plan) / split_inputs,
@@ -152,26 +151,12 @@ def attention_activations(layer: Layer, plan: Plan) -> float:
 
 
 def _is_copied(layer: Layer, plan: Plan) -> bool:
-    """Tell whether the last matrix of attention reads a copy of its output.
+    """Return whether the last matrix of attention reads a copy of its output.
 
     Joining the parts of each head lays the query out by heads, the output is laid out like it, and the matrix
     needs it by tokens.
     """
     return layer.rotation == "part" and plan.attention == "flash" and plan.kernels != "te"
-
-
-def score_activations(layer: Layer, plan: Plan) -> float:
-    """Return what attention that is written out keeps of a token's scores."""
-    if plan.attention == "flash":
-        return 0.0
-    span = plan.seq / plan.parallel.context
-    if plan.kernels == "transformers":
-        each = _FP32 + plan.value_bytes  # softmax in fp32, and its copy
-    elif plan.kernels == "te":
-        each = 2 * plan.value_bytes + 1 if layer.has_dropout else plan.value_bytes
-    else:
-        each = _FP32 if plan.kernels == "compiled" else plan.value_bytes
-    return layer.heads * span * each
 
 
 def backward_temporaries(hidden: int, layer: Layer, plan: Plan) -> float:
@@ -238,3 +223,50 @@ def _input_of(linear: Linear) -> str:
     return {"q": "norm", "k": "norm", "v": "norm", "qkv": "norm", "gate": "norm2", "up": "norm2"}.get(
         linear.name, linear.name
     )
+
+
+# Bytes per token and vocabulary entry when most of them are there, by how the loss is computed.
+_PER_ENTRY = {
+    "upcast": 12.0,
+    "upcast-copy": 16.0,
+    "plain": 6.0,
+    "plain-copy": 8.0,
+    "parallel": 18.0,
+    "megatron": 6.0,
+    "megatron-native": 10.0,
+    "compiled": 4.0,
+    "chunked": 4.0,
+    "chunked-head": 2.0,
+    "fused": 0.0,
+}
+# Liger's fused loss makes the head's gradient in the forward pass: two copies in fp32, and 8 bytes per value.
+_FUSED_COPIES = 2
+_FUSED_PER_VALUE = 8.0
+
+
+# A compiled loss keeps the logits alone; where the head is frozen, their gradient exists in one of 8 chunks.
+_FROZEN_CHUNKED = 2.0 + 2.0 / 8
+
+
+class LossMemory(Struct, frozen=True, kw_only=True):
+    """Bytes of the loss on one device: per token, and fixed."""
+
+    per_token: float
+    fixed: float
+
+
+def loss_memory(shape: ModelShape, plan: Plan) -> LossMemory:
+    """Return what the loss holds at its peak."""
+    tensor = plan.parallel.tensor
+    per_token = _PER_ENTRY[plan.loss] * shape.vocab / tensor
+    is_frozen = plan.is_frozen and "head" not in plan.lora_targets.split(",")
+    if is_frozen and plan.loss == "chunked" and plan.kernels == "compiled":
+        per_token = _FROZEN_CHUNKED * shape.vocab / tensor
+    if plan.value_bytes > 2:
+        # Nothing is cast: values take four bytes instead of two.
+        per_token = {"upcast": 12.0, "upcast-copy": 16.0}.get(plan.loss, 2 * _PER_ENTRY[plan.loss])
+        per_token *= shape.vocab / tensor
+    if plan.loss != "fused":
+        return LossMemory(per_token=per_token, fixed=0.0)
+    copies = 0 if plan.is_frozen else _FUSED_COPIES
+    return LossMemory(per_token=_FUSED_PER_VALUE * shape.hidden, fixed=4.0 * copies * shape.head / tensor)

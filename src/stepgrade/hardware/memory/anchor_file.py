@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,25 +31,6 @@ _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
 )
 
 
-def read_anchor(path: str) -> Anchor:
-    """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput without one."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
-    if len(raw) > _MOST_BYTES:
-        raise TooLarge(
-            f"larger than {_MOST_BYTES // 2**20} MiB: pass only the part of the log with the memory",
-            where=path,
-        )
-    anchor = anchor_from_json(raw) or anchor_from_log(raw.decode("utf-8", "replace"))
-    if anchor is None:
-        hint = "pass JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
-        raise BadInput("no peak memory found", where=path, hint=hint)
-    return anchor
-
-
 class _Memory(Struct):
     """The peak memory in a JSON file."""
 
@@ -70,29 +52,31 @@ class _Document(Struct):
     plan: _Run | None = None
 
 
-def anchor_from_json(raw: bytes) -> Anchor | None:
-    """Return the peak that a JSON has under `memory`; None without one."""
+def read_anchor(path: str) -> Anchor:
+    """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput without one."""
     try:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
+    if len(raw) > _MOST_BYTES:
+        problem = f"larger than {_MOST_BYTES // 2**20} MiB: pass only the part of the log with the memory"
+        raise TooLarge(problem, where=path)
+    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         document = from_json(raw, _Document)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    run, memory = document.plan or _Run(), document.memory
-    if memory.reserved_bytes is not None:
-        return Anchor(peak_bytes=memory.reserved_bytes, kind="reserved", batch=run.batch, seq=run.seq)
-    if memory.peak_bytes is not None:
-        return Anchor(peak_bytes=memory.peak_bytes, kind="allocated", batch=run.batch, seq=run.seq)
-    return None
-
-
-def anchor_from_log(text: str) -> Anchor | None:
-    """Return the highest peak in a trainer's log; the first step has no optimizer states yet."""
+        run, memory = document.plan or _Run(), document.memory
+        if memory.reserved_bytes is not None:
+            return Anchor(peak_bytes=memory.reserved_bytes, kind="reserved", batch=run.batch, seq=run.seq)
+        if memory.peak_bytes is not None:
+            return Anchor(peak_bytes=memory.peak_bytes, kind="allocated", batch=run.batch, seq=run.seq)
+    log = raw.decode("utf-8", "replace")
     for pattern, kind, unit in _LINES:
-        found = re.findall(pattern, text)
         sizes = [
             float(figure.replace(",", "")) * (unit or _UNITS.get(name.casefold(), 2**30))
-            for figure, name in found
+            for figure, name in re.findall(pattern, log)
         ]
-        most = max(sizes, default=0.0)
+        most = max(sizes, default=0.0)  # the first step has no optimizer states yet
         if 0 < most < _MOST_MEMORY:
             return Anchor(peak_bytes=most, kind=kind)
-    return None
+    hint = "pass JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
+    raise BadInput("no peak memory found", where=path, hint=hint)

@@ -11,13 +11,18 @@ from stepgrade.hardware.memory.activations import (
     backward_temporaries,
     checkpointed,
     layer_activations,
+    loss_memory,
     outside_layers,
 )
-from stepgrade.hardware.memory.allocator import fragment_bytes
-from stepgrade.hardware.memory.buffers import sharing_buffers
-from stepgrade.hardware.memory.loss import loss_memory
-from stepgrade.hardware.memory.stages import held_parameters, stage_of
-from stepgrade.hardware.memory.static import optimizer_temporaries, static_memory, stored
+from stepgrade.hardware.memory.static import (
+    fragment_bytes,
+    held_parameters,
+    optimizer_temporaries,
+    sharing_buffers,
+    stage_of,
+    static_memory,
+    stored,
+)
 from stepgrade.hardware.models.shape import ModelShape
 
 Phase = Literal["loss", "backward", "end_of_backward", "optimizer"]

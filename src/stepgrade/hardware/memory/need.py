@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.memory.allocator import (
+from stepgrade.hardware.memory.device import Parts, Phase, StageMemory, stage_memory
+from stepgrade.hardware.memory.static import (
     GIB,
     blocks_vary,
     context_bytes,
-    fragment_bytes,
     fragment_bytes_at_limit,
-    varying_bytes,
 )
-from stepgrade.hardware.memory.device import Parts, Phase, StageMemory, stage_memory
 from stepgrade.hardware.models.shape import ModelShape
 
 Verdict = Literal["fits", "does_not_fit", "too_close"]
@@ -39,25 +37,21 @@ class Band(Struct, frozen=True, kw_only=True):
         return lasting * (1 + self.lasting) + passing * (1 + self.passing) + self.fixed_bytes
 
 
-def _evenly(below: float, above: float) -> Band:
-    return Band(below=below, lasting=above, passing=above)
-
-
 # By kind of run. Of the kind's published rows one in 40 lies above, to the nearest row, and as many below;
 # rounded up to a whole percent, and never less than 10 % above and 4 % below: tests/hardware/bands.py works
 # them out. What is not known of a run (versions of kernels and loaders) makes a band wide, not arithmetic.
 BANDS = {
-    "torch": _evenly(0.04, 0.10),
-    "megatron": _evenly(0.04, 0.12),
-    "deepspeed": _evenly(0.04, 0.23),
-    "torch-tensor": _evenly(0.04, 0.28),
-    "experts": _evenly(0.04, 0.21),
+    "torch": Band(below=0.04, lasting=0.10, passing=0.10),
+    "megatron": Band(below=0.04, lasting=0.12, passing=0.12),
+    "deepspeed": Band(below=0.04, lasting=0.23, passing=0.23),
+    "torch-tensor": Band(below=0.04, lasting=0.28, passing=0.28),
+    "experts": Band(below=0.04, lasting=0.21, passing=0.21),
     # Frozen weights are counted to the byte, and errors are of a size rather than a share.
     "lora": Band(below=0.10, lasting=0.03, passing=0.10, fixed_bytes=1.5 * GIB),
     "qlora": Band(below=0.10, lasting=0.03, passing=0.25, fixed_bytes=1.5 * GIB),
 }
 # After one run of the same setup was measured, with sequences of one length.
-_ANCHORED = _evenly(0.08, 0.08)
+_ANCHORED = Band(below=0.08, lasting=0.08, passing=0.08)
 
 
 class MemoryNeed(Struct, frozen=True, kw_only=True):
@@ -65,7 +59,7 @@ class MemoryNeed(Struct, frozen=True, kw_only=True):
 
     `parts` are those of the moment `phase` of pipeline stage `stage`, and add up to `need_bytes`: what
     tensors take, what the allocator cannot give back, and the context. Where there is room the allocator
-    keeps more: `reserved_bytes`, and at most `reserved_high_bytes`.
+    keeps more: `reserved_bytes`.
     """
 
     need_bytes: float
@@ -73,7 +67,6 @@ class MemoryNeed(Struct, frozen=True, kw_only=True):
     high_bytes: float
     allocated_bytes: float
     reserved_bytes: float
-    reserved_high_bytes: float
     phase: Phase
     stage: int
     parts: dict[str, float]
@@ -96,12 +89,7 @@ def kinds_of(shape: ModelShape, plan: Plan) -> tuple[str, ...]:
 def error_band(shape: ModelShape, plan: Plan, bands: Mapping[str, Band] = BANDS) -> Band:
     """Return how far from its prediction the run may lie; of several kinds, the widest of each."""
     found = [bands[kind] for kind in kinds_of(shape, plan)]
-    return Band(
-        below=max(band.below for band in found),
-        lasting=max(band.lasting for band in found),
-        passing=max(band.passing for band in found),
-        fixed_bytes=max(band.fixed_bytes for band in found),
-    )
+    return Band(**{name: max(getattr(band, name) for band in found) for name in Band.__struct_fields__})
 
 
 def memory_need(shape: ModelShape, plan: Plan, anchor_offset: float | None = None) -> MemoryNeed:
@@ -129,23 +117,10 @@ def need_of(
         unreturned = fragment_bytes_at_limit(plan, part.lasting, part.passing)
         return part.lasting + offset, part.passing + unreturned
 
-    def with_room(part: Parts) -> tuple[float, float]:
-        kept = fragment_bytes(plan, part.lasting, part.passing) + varying_bytes(plan, part.passing)
-        return part.lasting + offset, part.passing + kept + memory.pools
-
     phases = memory.phases.values()
     limit = max(sum(at_limit(part)) for part in phases)
-    parts = {
-        "weights": memory.parts.weights,
-        "gradients": memory.parts.gradients,
-        "optimizer": memory.parts.optimizer,
-        "activations": memory.parts.activations,
-        "loss": memory.parts.loss,
-        "buffers": memory.parts.buffers,
-        "workspace": memory.parts.workspace,
-        "allocator": limit - memory.allocated - offset,
-        "context": context,
-    }
+    unreturned = limit - memory.allocated - offset
+    parts = structs.asdict(memory.parts) | {"allocator": unreturned, "context": context}
     if anchor_offset is not None:
         parts["measured_difference"] = anchor_offset
     return MemoryNeed(
@@ -154,7 +129,6 @@ def need_of(
         high_bytes=max(band.most(*at_limit(part)) for part in phases) + context,
         allocated_bytes=memory.allocated,
         reserved_bytes=memory.reserved + offset,
-        reserved_high_bytes=max(band.most(*with_room(part)) for part in phases),
         phase=memory.phase,
         stage=memory.stage,
         parts=parts,

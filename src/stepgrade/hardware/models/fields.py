@@ -1,4 +1,4 @@
-"""Fields of a config.json, each checked for presence, type and sense; errors name the field."""
+"""The fields of a model's config.json, each checked as it is read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 from stepgrade.errors import BadInput
 
-# The largest published models stay a hundredfold below each of these.
+# The largest published models stay a hundredfold below this.
 MOST_WIDE = 10_000_000
-MOST_LAYERS = 100_000
 _MISSING: Any = object()
 
 
@@ -23,7 +22,9 @@ class Fields:
         self, *names: str, default: int | None = _MISSING, most: int = MOST_WIDE, least: int = 1
     ) -> int:
         """Return the first of `names` that is there as a whole number; `default` when none is."""
-        name, value = self._first(names)
+        present = [name for name in names if name in self._values]
+        name = next((name for name in present if self.has(name)), present[0] if present else None)
+        value = self._values.get(name) if name else None
         if value is None and default is not _MISSING and default is not None:
             return default
         if value is None:
@@ -34,9 +35,9 @@ class Fields:
             raise self.refuse(name, f"must be between {least:,} and {most:,}, not {value:,}")
         return value
 
-    def flag(self, *names: str, default: bool) -> bool:
-        """Return the first of `names` that is there as true or false."""
-        name, value = self._first(names)
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return true or false, or `default` when it is absent."""
+        value = self._values.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -78,11 +79,11 @@ class Fields:
         return Fields({**(defaults or {}), **value}, f"{self._prefix}{name}.")
 
     def declares(self, name: str) -> bool:
-        """Tell whether a field is there, null or not."""
+        """Return whether a field is there, null or not."""
         return name in self._values
 
     def has(self, name: str) -> bool:
-        """Tell whether a field is there and not null."""
+        """Return whether a field is there and not null."""
         return self._values.get(name) is not None
 
     def divides(self, part: int, whole: int, name: str, what: str) -> int:
@@ -94,12 +95,6 @@ class Fields:
     def refuse(self, name: str | None, problem: str) -> BadInput:
         """Return an error at field `name`."""
         return BadInput(problem, where=f"{self._prefix}{name}")
-
-    def _first(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
-        present = [name for name in names if name in self._values]
-        given = [name for name in present if self._values[name] is not None]
-        name = next(iter(given or present), None)
-        return name, None if name is None else self._values[name]
 
 
 def _shown(value: Any) -> str:

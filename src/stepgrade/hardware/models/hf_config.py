@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import msgspec
 
 from stepgrade.errors import BadInput, BadJson, TooLarge, UnknownArchitecture
-from stepgrade.hardware.models import dense, moe
+from stepgrade.hardware.models.decoders import ARCHITECTURES
 from stepgrade.hardware.models.fields import Fields
 from stepgrade.hardware.models.shape import ModelShape
 
 # Real ones are a few kB; quantised checkpoints list every layer and stay below 1 MB.
 MOST_CONFIG_BYTES = 4 * 2**20
-
-ARCHITECTURES: dict[str, Callable[[Fields], ModelShape]] = {
-    "deepseek_v2": moe.deepseek,
-    "deepseek_v3": moe.deepseek,
-    "gemma": dense.gemma,
-    "gemma2": dense.gemma2,
-    "gemma3": dense.gemma3,
-    "gemma3_text": dense.gemma3,
-    "gpt2": dense.gpt2,
-    "gpt_neox": dense.gpt_neox,
-    "gpt_oss": moe.gpt_oss,
-    "granite": dense.llama,
-    "llama": dense.llama,
-    "mistral": dense.mistral,
-    "mixtral": moe.mixtral,
-    "mpt": dense.mpt,
-    "olmo2": dense.olmo2,
-    "olmoe": moe.olmoe,
-    "phi": dense.phi,
-    "phi3": dense.phi3,
-    "qwen2": dense.qwen2,
-    "qwen2_moe": moe.qwen2_moe,
-    "qwen3": dense.qwen3,
-    "qwen3_moe": moe.qwen3_moe,
-    "starcoder2": dense.starcoder2,
-}
 
 
 def read_model(path: str) -> ModelShape:

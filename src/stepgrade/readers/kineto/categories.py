@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
-
-from msgspec import Raw
 
 # Names are capitalised in 2020 and 2021, lower-case from 2022 on.
 OPERATOR_CATEGORY = "Operator"
@@ -16,7 +13,7 @@ OP_CATEGORIES = ("cpu_op", OPERATOR_CATEGORY)
 NPU_KERNELS, NPU_CALLS = "npu_kernel", "npu_runtime"
 NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel; the id is the kernel's start time
 # The processes of the autograd profiler's own export, without Kineto.
-LEGACY_HOST, LEGACY_DEVICE = "CPU functions", "CUDA functions"
+LEGACY_HOST = "CPU functions"
 LEGACY_KERNELS = "CUDA functions"  # nested times of operations on the device
 CALL_CATEGORIES = (
     "cuda_runtime",
@@ -55,15 +52,20 @@ USED_CATEGORIES = frozenset(
         *DEVICE_RANGE_CATEGORIES,
     )
 )
-FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", NPU_LAUNCHES))
+OLD_FLOWS = frozenset(("async_gpu", "async_cpu_to_gpu"))  # of 2022
+CAPITALISED = frozenset((OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"))  # of 2021
 MEMORY_CATEGORY = "cpu_instant_event"
 MEMORY_EVENT = "[memory]"
 # Samples of the device's counters (CUPTI's PM sampling), from August 2026 on.
 COUNTER_CATEGORY = "hardware_counters"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
-    | FLOW_CATEGORIES
+    | OLD_FLOWS
     | {
+        "ac2g",
+        "async",
+        "fwdbwd",
+        NPU_LAUNCHES,
         MEMORY_CATEGORY,
         COUNTER_CATEGORY,
         "Trace",
@@ -76,12 +78,12 @@ SEEN_CATEGORIES = (
 )
 
 _AUTOGRAD_NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
-_WAIT_OF_MTIA = re.compile(
+MTIA_WAIT = re.compile(
     r"(event|semaphore|stream|barrier|fence)[ _-]?wait\b|wait[ _-]?(for[ _-])?(event|semaphore)", re.I
 )
 MODULE_PREFIX = "nn.Module: "
 # Before 2022 an annotation was an `Operator` like any other; these are PyTorch's own.
-_ANNOTATION_PREFIXES = (
+ANNOTATION_PREFIXES = (
     "ProfilerStep#",
     "Optimizer.",
     "enumerate(DataLoader)#",
@@ -94,63 +96,26 @@ _ANNOTATION_PREFIXES = (
 )
 
 
-def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
-    """Tell whether an `Operator` of 2020 or 2021 is a named range and not an operation."""
-    return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
-
-
 def is_allocation(name: str, ph: str) -> bool:
     """Tell whether an event is an allocation or a free; those of 2021 have no category."""
     return name == MEMORY_EVENT and ph in {"i", "I"}
 
 
-def is_wait_of_mtia(name: str) -> bool:
-    """Tell whether an MTIA kernel event is only a queue waiting for another."""
-    return _WAIT_OF_MTIA.match(name) is not None
+def uncategorised(name: str, pid: object, task: object) -> str | None:
+    """Return the category of an event that has none; None if it is not work.
 
-
-def npu_category(name: str, task: object) -> str | None:
-    """Return the category of an event of torch_npu that has none; None if it is not work.
-
-    Device work has a task type, and so does waiting for another stream.
+    The autograd profiler's own export has two processes; torch_npu's device events have a task type, those
+    that wait for another stream too.
     """
+    if pid == LEGACY_HOST:
+        # Annotations look like operations; autograd's nodes have no namespace either.
+        return OP_CATEGORIES[0] if "::" in name or _AUTOGRAD_NODE.search(name) else OPERATOR_RANGES
+    if pid == LEGACY_KERNELS:
+        return LEGACY_KERNELS
     if name.startswith("AscendCL@"):
         return NPU_CALLS
     is_wait = isinstance(task, str) and ("WAIT" in task or "RECORD" in task)
-    is_work = (task is not None and not is_wait) or name.startswith("hcom_")
-    return NPU_KERNELS if is_work else None
-
-
-def uncategorised(name: str, pid: object, task: object) -> str | None:
-    """Return the category of an event that has none; None if it is not work."""
-    return legacy_category(name, pid) or npu_category(name, task)
-
-
-def legacy_category(name: str, pid: object) -> str | None:
-    """Return the category of an event of the autograd profiler, which has two processes and no categories.
-
-    Its annotations look like operations before 2022; autograd's nodes have no namespace either.
-    """
-    if pid == LEGACY_HOST:
-        return OP_CATEGORIES[0] if "::" in name or _AUTOGRAD_NODE.search(name) else OPERATOR_RANGES
-    return LEGACY_KERNELS if pid == LEGACY_DEVICE else None
-
-
-def era_name(
-    *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
-) -> str:
-    """Name the era of a file by its content; traces do not record the PyTorch version."""
-    header, seen = set(keys), set(categories)
-    capitalised = seen & {OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"}
-    rules = (
-        (is_list, "2020"),
-        (merged and not header, "merged"),
-        ("base_ns" in header, "2024-05"),
-        (text_times, "2024-04"),
-        (bool(capitalised), "2021"),
-        (bool(seen & {"async_gpu", "async_cpu_to_gpu"}), "2022"),
-    )
-    return next((name for holds, name in rules if holds), "2023")
+    return NPU_KERNELS if (task is not None and not is_wait) or name.startswith("hcom_") else None
 
 
 _KEYS: Final = re.compile(

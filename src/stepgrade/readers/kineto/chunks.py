@@ -1,13 +1,15 @@
-"""Chunks of event text into columns: fast as a whole, and event by event where a chunk is broken."""
+"""Cut the array of events into chunks of whole events, and read them into columns.
+
+A chunk is decoded as a whole, or event by event where it is broken.
+"""
 
 from __future__ import annotations
 
 import json
+import mmap
 import re
-from collections import Counter
-from typing import Final
-
-from msgspec import Struct
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from stepgrade.memory import check
 from stepgrade.model.events import NONE
@@ -26,48 +28,137 @@ from stepgrade.readers.kineto.decode import (
     scan_value,
 )
 from stepgrade.readers.kineto.tables import Tables
+from stepgrade.readers.source import ByteSource
 
+SLOT_BYTES = 1 << 19
+MAX_EVENT_BYTES = 8 << 20
+_KEPT_BYTES = 4096  # enough to see an edge that two blocks share
+_EDGE: Final = re.compile(rb'(\n[ \t]*)?\}(\s*),(\s*)\{(\s*"[^"\\]{1,40}")')
 _ODD_VALUES: Final = (*DECODE_ERRORS, TypeError, OverflowError)
-_EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
+_EVENT_EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
 _ARRAY_END: Final = re.compile(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
 _GAP: Final = re.compile(rb"[\s,\0]*")
-_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 # Unescaped Windows paths: not a valid JSON escape.
 _BARE_BACKSLASH: Final = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
 _BACKSLASH: Final = re.compile(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
 # Up to the next key of an event: some versions of PyTorch do not escape the quotes in the name of a frame.
 _NAME: Final = re.compile(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:|\})')
 _QUOTE: Final = re.compile(rb'(\\.)|"')
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
-_BROKEN: Final = "not valid JSON"
 _MOST_READINGS: Final = 8
 _LONG_VALUE: Final = 1 << 16
 
 
-class Losses(Struct):
-    """Events left out, by reason, each with the offset of the first."""
+class WorkerLost(Exception):
+    """A worker died or read past the end: everything must be read again without workers."""
 
-    counts: dict[str, int] = {}
-    first: dict[str, int] = {}
 
-    def add(self, reason: str, offset: int, count: int = 1) -> None:
-        """Count events lost for `reason`."""
-        self.counts[reason] = self.counts.get(reason, 0) + count
-        self.first[reason] = min(offset, self.first.get(reason, offset))
+class Chunk(NamedTuple):
+    """A JSON array of whole events, brackets included; `slot` is None if it outgrew the slots."""
 
-    def merge(self, other: Losses) -> None:
-        """Add another reader's losses."""
-        for reason, count in other.counts.items():
-            self.add(reason, other.first[reason], count)
+    view: memoryview
+    offset: int
+    slot: int | None
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return a sentence for each reason."""
-        return tuple(
-            f"{count} {'event' if count == 1 else 'events'} left out, {reason}, the first at byte "
-            f"{self.first[reason]} of the text"
-            for reason, count in Counter(self.counts).most_common()
-        )
+
+class Splitter:
+    """Give out chunk after chunk; when there are no more, `rest` is the text after the last edge."""
+
+    def __init__(self, source: ByteSource, head: bytes, offset: int, buffer: mmap.mmap) -> None:
+        self._source = source
+        self._head = head
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self.free = [*range(len(buffer) // SLOT_BYTES)]  # slots of the buffer that nobody fills or reads
+        self._carry = b""
+        self._edge = b""
+        self._joint = b""  # text between the last chunk and the carry
+        self.offset = offset  # where in the text the next chunk, or the rest, begins
+        self.rest = b""
+
+    def next_chunk(self) -> Chunk | None:
+        """Return the next whole events, None at the end of the text; a slot must be free."""
+        if len(self._carry) + 1 >= SLOT_BYTES:  # an event that is longer than a slot
+            return self._long_chunk(self._carry)
+        slot = self.free.pop()
+        low = slot * SLOT_BYTES
+        view = self._view[low : low + SLOT_BYTES]
+        filled = 1 + len(self._carry)
+        view[:filled] = b"[" + self._carry
+        high = low + filled + self._fill(view[filled:])
+        cut = self._find_cut(self._buffer, low + 1, high)
+        if cut >= 0:
+            return self._cut_off(self._view[low:high], cut - low, slot)
+        self.free.append(slot)
+        text = bytes(self._view[low + 1 : high])
+        if high == low + SLOT_BYTES:
+            return self._long_chunk(text)
+        self.rest, self._carry = text, b""
+        return None
+
+    def text_after(self, most: int) -> bytes:
+        """Return the text that follows the last chunk given out, up to about `most` bytes."""
+        text = bytearray(self._joint + self._carry)
+        while len(text) < most and (block := self._read_block()):
+            text += block
+        return bytes(text)
+
+    def _fill(self, view: memoryview) -> int:
+        taken = min(len(self._head), len(view))
+        if taken:
+            view[:taken] = self._head[:taken]
+            self._head = self._head[taken:]
+        return taken + self._source.fill(view[taken:])
+
+    def _read_block(self) -> bytes:
+        block = bytearray(SLOT_BYTES)
+        return bytes(block[: self._fill(memoryview(block))])
+
+    def _find_cut(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int:
+        """Return where the last edge between `low` and `high` begins, -1 without one.
+
+        An edge is the text between two events as this file writes it, learned at the first that decodes. An
+        indented file's includes the newlines, which cannot occur inside JSON strings.
+        """
+        cut = buffer.rfind(self._edge, low, high) if self._edge else -1
+        # The pattern is slow on text without edges: zeros, or one endless value.
+        if cut >= 0 or buffer.find(b"}", low, high) < 0:
+            return cut
+        text, start = bytes(memoryview(buffer)[low:high]), 0
+        for match in _EDGE.finditer(text):
+            brace = text.index(b"}", match.start())
+            with suppress(*DECODE_ERRORS):
+                if bytes(decode_loosely(text[start : brace + 1]).ph):
+                    indented = match[1] and b"\n" in match[3]
+                    edge = slice(match.start(), match.start(4)) if indented else slice(brace, match.end())
+                    self._edge = text[edge]
+                    return buffer.rfind(self._edge, low, high)
+            start = match.start(4) - 1
+        return -1
+
+    def _cut_off(self, view: memoryview, cut: int, slot: int | None) -> Chunk:
+        comma = cut + self._edge.index(b",")
+        brace = cut + self._edge.index(b"{", comma - cut)
+        self._joint, self._carry = bytes(view[comma:brace]), bytes(view[brace:])
+        view[comma] = _CLOSE
+        chunk = Chunk(view[: comma + 1], self.offset, slot)
+        self.offset += brace - 1
+        return chunk
+
+    def _long_chunk(self, text: bytes) -> Chunk | None:
+        """Read on until an edge is found; text longer than any event is dropped, except its end."""
+        self._carry = b""
+        grown = bytearray(b"[" + text)
+        while block := self._read_block():
+            if len(grown) > MAX_EVENT_BYTES:
+                self.offset += len(grown) - 1 - _KEPT_BYTES
+                del grown[1:-_KEPT_BYTES]
+            searched = max(1, len(grown) - _KEPT_BYTES)
+            grown += block
+            cut = self._find_cut(grown, searched, len(grown))
+            if cut >= 0:
+                return self._cut_off(memoryview(grown), cut, None)
+        self.rest = bytes(grown[1:])
+        return None
 
 
 class ChunkReader:
@@ -76,9 +167,14 @@ class ChunkReader:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.tables = Tables()
-        self.losses = Losses()
+        self.losses: dict[str, tuple[int, int]] = {}  # events left out by reason, and the first one's offset
         self.text_times = False  # whether times had to be read from their text
         self.end: int | None = None  # where in the text the array of events closes, once that is seen
+
+    def lose(self, reason: str, count: int, offset: int) -> None:
+        """Count events left out for `reason`."""
+        before, first = self.losses.get(reason, (0, offset))
+        self.losses[reason] = before + count, min(first, offset)
 
     def read(self, chunk: memoryview, offset: int) -> None:
         """Add a JSON array of events; `offset` is where the text after its bracket begins.
@@ -98,88 +194,60 @@ class ChunkReader:
         except _ODD_VALUES:
             text = bytes(chunk[1:-1])
             if _BARE_BACKSLASH.search(text):
-                self.read(memoryview(b"[" + with_slashes(text) + b"]"), offset)
+                self.read(memoryview(b"[" + _with_slashes(text) + b"]"), offset)
             else:
                 self.read_pieces(text, offset)
 
     def read_pieces(self, text: bytes, offset: int) -> None:
-        """Add what is intact of `text`; set `end` to the offset where the array of events closes."""
+        """Add the intact events in `text`; set `end` to the offset where the array of events closes."""
         events: list[Event] = []
         if _BARE_BACKSLASH.search(text):
-            text = with_slashes(text)
-        pieces = _Pieces(text)
-        at = _next_value(text, 0)
-        while at < len(text):
+            text = _with_slashes(text)
+        pieces, at = _Pieces(text), 0
+        while (gap := _GAP.match(text, at)) and (at := gap.end()) < len(text):
             if text[at] == _CLOSE:
                 self.end = offset + at + 1
                 break
-            stop = pieces.value_end(at)
-            if stop is None:
-                stop = pieces.next_start(at)
-                value = _with_single_quotes(text[at:stop])
-            else:
-                value = text[at:stop]
-            event = self._repaired(value, offset + at)
-            if event is not None:
-                events.append(event)
-            at = _next_value(text, stop)
+            end = pieces.value_end(at)
+            stop = pieces.next_start(at) if end is None else end
+            value = text[at:stop]
+            if end is None and (name := _NAME.match(value, max(0, value.find(b'"name"')))):
+                quoted = _QUOTE.sub(lambda found: found[1] or b"'", name[1])
+                value = value[: name.start(1)] + quoted + value[name.end(1) :]
+            try:
+                event = repair(value)
+                events += [] if event is None else [event]
+            except Unusable as error:
+                self.lose(str(error), 1, offset + at)
+            except DECODE_ERRORS:
+                self.lose("not valid JSON", 1, offset + at)
+            at = stop
         self.tables.add(events, from_ns)
 
-    def _repaired(self, text: bytes, offset: int) -> Event | None:
-        try:
-            try:
-                loose = decode_loosely(text)
-            except DECODE_ERRORS:
-                # Bytes that are not UTF-8, control characters and half surrogates cost their letter only.
-                whole = _SURROGATE.sub(rb"\\ufffd", text.decode(errors="replace").encode())
-                loose = decode_loosely(_CONTROL.sub(b" ", whole))
-            return repair(loose)
-        except Unusable as error:
-            self.losses.add(str(error), offset)
-        except DECODE_ERRORS:
-            self.losses.add(_BROKEN, offset)
-        return None
 
-
-def with_slashes(text: bytes) -> bytes:
+def _with_slashes(text: bytes) -> bytes:
     """Return JSON of the same length in which the backslashes of unescaped paths are slashes."""
     return _BACKSLASH.sub(lambda found: found[1] or b"/", text)
 
 
-def _with_single_quotes(event: bytes) -> bytes:
-    """Return a broken event with the double quotes inside its name replaced by single quotes."""
-    name = _NAME.match(event, max(0, event.find(b'"name"')))
-    if name is None:
-        return event
-    return event[: name.start(1)] + _QUOTE.sub(lambda found: found[1] or b"'", name[1]) + event[name.end(1) :]
-
-
-def _next_value(text: bytes, at: int) -> int:
-    """Return where the next value of the array, or its closing bracket, is."""
-    found = _GAP.match(text, at)
-    return found.end() if found else len(text)
-
-
 class _Pieces:
-    """Finds where values of a broken text end, and where to read on after one that has no end.
+    """Finds where values of a broken text end, and where to continue after a value without an end.
 
-    A value without an end is looked for to the end of the text. A text of such values would be scanned again
-    for each of them: once that has cost as much as reading the text a few times, no value may be longer than
-    to where the next event begins.
+    The search for a missing end goes to the end of the text. Once such searches have cost as much as reading
+    the text a few times, a value may only reach to where the next event begins.
     """
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        # One character per byte, so that offsets in both are equal.
-        self._characters = text.decode("latin-1")
+        self._characters = text.decode("latin-1")  # one character per byte, so that offsets are equal
         self._patience = _MOST_READINGS * len(text)
         self._next: dict[re.Pattern[bytes], int] = {}
 
     def value_end(self, at: int) -> int | None:
         """Return where the value at `at` ends, None if it is broken.
 
-        It is looked for up to where the next event seems to begin; what only lacks its end there, further on.
-        An error counts the lines before it, so that only parts of the text are given to the scanner.
+        Search up to where the next event seems to begin, and further only if the value lacks its end there.
+        The scanner gets only parts of the text, because its errors count the lines before them.
         """
         for high in (self.next_start(at), at + _LONG_VALUE, len(self._text)):
             part = self._characters[at:high]
@@ -196,12 +264,9 @@ class _Pieces:
         return None
 
     def next_start(self, at: int) -> int:
-        """Return where to read on after a broken event: before the next one, or before the array's end."""
-        return min(self._search(_EDGE, at + 1), self._search(_ARRAY_END, at + 1), len(self._text) - 1) + 1
-
-    def _search(self, pattern: re.Pattern[bytes], at: int) -> int:
-        """Return where the pattern is next; what was found once is not looked for again."""
-        if self._next.get(pattern, NONE) < at:
-            found = pattern.search(self._text, at)
-            self._next[pattern] = found.start() if found else len(self._text)
-        return self._next[pattern]
+        """Return where to continue after a broken event: before the next event, or before the array's end."""
+        for pattern in (_EVENT_EDGE, _ARRAY_END):
+            if self._next.get(pattern, NONE) <= at:
+                found = pattern.search(self._text, at + 1)
+                self._next[pattern] = found.start() if found else len(self._text)
+        return min(*self._next.values(), len(self._text) - 1) + 1

@@ -1,9 +1,7 @@
-"""The few fields of an event that are used, decoded by type, and its times as exact nanoseconds.
+"""Decode the fields of an event that are used, and its times as exact nanoseconds.
 
-Everything else in an event is skipped unread. Times are microseconds in the trace. A double holds three
-decimals of a microsecond exactly enough only below 2**43 us (its spacing there is under 0.001): traces that
-count from `baseTimeNanoseconds` stay below it, those with fractions at today's epoch do not and are read from
-their text.
+Times are microseconds in the trace. A double resolves nanoseconds only below 2**43 us: traces that count from
+`baseTimeNanoseconds` stay below it; times since the epoch do not, and are read from their text.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -29,10 +27,10 @@ from stepgrade.readers.kineto.categories import (
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
+_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 # What a decoder may raise on foreign bytes; deep nesting raises RecursionError.
 DECODE_ERRORS: Final = (ValueError, msgspec.MsgspecError, RecursionError)
-
-
 # Any JSON value: some writers store ids as text, float or null. Check before use.
 Json: TypeAlias = object
 
@@ -107,23 +105,13 @@ class TextTimedEvent(Event, gc=False):
     dur: Raw = _NO_TEXT
 
 
-class LooseEvent(Struct, gc=False):
-    """An event whose fields are left as text, to recover the valid ones."""
-
-    ph: Raw = _NO_TEXT
-    cat: Raw = _NO_TEXT
-    name: Raw = _NO_TEXT
-    pid: Raw = _NO_TEXT
-    tid: Raw = _NO_TEXT
-    ts: Raw = _NO_TEXT
-    dur: Raw = _NO_TEXT
-    id: Raw = _NO_TEXT
-    args: Raw = _NO_TEXT
-
-
+# An event whose fields are left as text, to recover the valid ones.
+_LooseEvent: Any = msgspec.defstruct(
+    "_LooseEvent", [(name, Raw, _NO_TEXT) for name in Event.__struct_fields__], gc=False
+)
 decode_events = json_decoder(list[Event]).decode
 decode_text_timed = json_decoder(list[TextTimedEvent]).decode
-decode_loosely = json_decoder(LooseEvent).decode
+decode_loosely = json_decoder(_LooseEvent).decode
 # Only finds where a value ends; numbers are not converted, since they may have a million digits.
 scan_value = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _decode_text = json_decoder(str).decode
@@ -135,24 +123,33 @@ class Unusable(ValueError):
     """An event with an invalid time; the text is the reason."""
 
 
-def repair(loose: LooseEvent) -> Event | None:
-    """Return the event with its times in nanoseconds, None for one that is not used; may raise Unusable."""
+def repair(text: bytes) -> Event | None:
+    """Return an event with its times in nanoseconds, None if it is not used.
+
+    Raise Unusable for an invalid time, and one of DECODE_ERRORS for a text that is not JSON.
+    """
+    try:
+        loose = decode_loosely(text)
+    except DECODE_ERRORS:
+        # Replace bytes that are not UTF-8, control characters and unpaired surrogates.
+        whole = _SURROGATE.sub(rb"\\ufffd", text.decode(errors="replace").encode())
+        loose = decode_loosely(_CONTROL.sub(b" ", whole))
     event = Event(
         ph=_decoded(_decode_text, loose.ph, ""),
         cat=_decoded(_decode_text, loose.cat, ""),
         name=_decoded(_decode_text, loose.name, ""),
-        pid=_scalar(loose.pid),
-        tid=_scalar(loose.tid),
-        id=_scalar(loose.id),
         args=_decoded(_decode_args, loose.args, _NO_ARGS),
     )
+    for name in ("pid", "tid", "id"):
+        value = _decoded(_decode_any, getattr(loose, name), NONE)
+        setattr(event, name, value if isinstance(value, int | float | str) else NONE)
     if event.ph == "M":
         event.cat = ""  # it names a thread, whatever its category
         return event
     is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
-    is_known = uncategorised(event.name, event.pid, event.args.task) is not None
     is_sample = event.cat == COUNTER_CATEGORY and event.ph == "C"
     is_instant = is_launch or is_sample or is_allocation(event.name, event.ph)
+    is_known = uncategorised(event.name, event.pid, event.args.task) is not None
     if event.cat not in USED_CATEGORIES and not is_instant and not is_known:
         return event if event.cat else None
     if event.ph != "X" and not is_instant:
@@ -172,11 +169,6 @@ def _decoded(decode: Callable[[Raw], T], raw: Raw, default: T) -> T:
         return decode(raw)
     except DECODE_ERRORS:
         return default
-
-
-def _scalar(raw: Raw) -> int | float | str:
-    value = _decoded(_decode_any, raw, NONE)
-    return value if isinstance(value, int | float | str) else NONE
 
 
 LIMIT_NS = 1 << 61

@@ -1,11 +1,14 @@
-"""The top-level keys that we understand, before and after the events; all others are skipped unread."""
+"""Read the top-level keys before and after the events; unknown keys are skipped unread."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
-from msgspec import UNSET, Struct, field
+import msgspec
+from msgspec import Raw
 
 from stepgrade.decoding import json_decoder
 from stepgrade.errors import BadInput
@@ -18,14 +21,9 @@ MAX_TAIL_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 18
 _MOST_TRIES: Final = 32  # bounds the time that a hostile text can take
 _BOM: Final = b"\xef\xbb\xbf"
-_EVENTS_KEY: Final = b'"traceEvents":'
 _EVENTS: Final = re.compile(rb'"traceEvents"\s{0,99}:\s{0,99}\[')
 _LONGEST_KEY: Final = 220  # the events' key with its colon and bracket
-_SPACE: Final = b" \t\r\n\v\f"
 _SPACES: Final = re.compile(rb"\s*+")
-_MARK: Final = re.compile(rb'["{}\[\]]')
-_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_DEEPEST: Final = 900  # what is nested deeper cannot be decoded
 _MAX_SALVAGE_BYTES: Final = 1 << 20
 _MOST_DEVICES: Final = 1024
 _BLANK: Final = b" \t\r\n\0"
@@ -37,39 +35,18 @@ _FLAGS: Final = {
     "with_modules": "modules",
     "with_flops": "flops",
 }
-_VERSIONS: Final = {
-    "schema_version": "schemaVersion",
-    "cuda_runtime_version": "cuda_runtime_version",
-    "cuda_driver_version": "cuda_driver_version",
-    "cupti_version": "cupti_version",
-    "hip_runtime_version": "hip_runtime_version",
-    "hip_driver_version": "hip_driver_version",
-    "roctracer_version": "roctracer_version",
-    "rocprofiler_version": "rocprofiler-sdk_version",
-}
-
-
-class _Header(Struct, omit_defaults=True):
-    base_ns: object = field(name="baseTimeNanoseconds", default=UNSET)
-    time_unit: object = field(name="displayTimeUnit", default=UNSET)
-    distributed: object = field(name="distributedInfo", default=UNSET)
-    devices: object = field(name="deviceProperties", default=UNSET)
-    schema_version: object = field(name="schemaVersion", default=UNSET)
-    cuda_runtime_version: object = UNSET
-    cuda_driver_version: object = UNSET
-    cupti_version: object = UNSET
-    hip_runtime_version: object = UNSET
-    hip_driver_version: object = UNSET
-    roctracer_version: object = UNSET
-    rocprofiler_version: object = field(name="rocprofiler-sdk_version", default=UNSET)
-    record_shapes: object = UNSET
-    with_stack: object = UNSET
-    profile_memory: object = UNSET
-    with_modules: object = UNSET
-    with_flops: object = UNSET
-
-
-_decode = json_decoder(_Header).decode
+_VERSIONS: Final = (
+    "schemaVersion",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "cupti_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+    "roctracer_version",
+    "rocprofiler-sdk_version",
+)
+_DESCRIPTIONS: Final = ("baseTimeNanoseconds", "displayTimeUnit", "distributedInfo", "deviceProperties")
+_decode = json_decoder(dict[str, Raw]).decode
 
 
 class Head(NamedTuple):
@@ -86,83 +63,48 @@ def read_head(source: ByteSource) -> Head:
     """Read up to the first event; BadInput when the text holds no array of events."""
     text = bytearray()
     block = bytearray(_BLOCK_BYTES)
-    outermost = _Outermost(text)
-    first = 0
+    first = searched = tries = 0
     while len(text) < MAX_HEAD_BYTES and (count := source.fill(memoryview(block))):
         text += block[:count]
         start = len(_BOM) if text.startswith(_BOM) else 0
-        first = max(first, start)
-        if space := _SPACES.match(text, first):
+        if space := _SPACES.match(text, max(first, start)):
             first = space.end()
         if text[first : first + 1] == b"[":
             return Head({}, is_list=True, text=bytes(text[first + 1 :]), offset=first + 1)
-        match = outermost.find_events()
-        keys = _keys(bytes(text[start : match.start()]) + b'"traceEvents":0}') if match else None
-        if match and keys is not None:
-            return Head(keys, is_list=False, text=bytes(text[match.end() :]), offset=match.end())
-        if match:
+        for found in islice(_EVENTS.finditer(text, searched), _MOST_TRIES - tries):
+            # Inside another object, the text up to the key is not valid JSON.
+            keys = _keys(bytes(text[start : found.start()]) + b'"traceEvents":0}')
+            if keys is not None:
+                return Head(keys, is_list=False, text=bytes(text[found.end() :]), offset=found.end())
+            tries += 1
+            searched = found.end()
+        if tries >= _MOST_TRIES:
             break
+        searched = max(searched, len(text) - _LONGEST_KEY)  # the key may go on in the next block
     match = _EVENTS.search(text)
     if match:
         lost = "the keys before the events, which are not valid JSON"
         return Head({}, is_list=False, text=bytes(text[match.end() :]), offset=match.end(), lost=lost)
     if not bytes(text[:64]).strip(_BLANK):
         raise BadInput("is empty", where=source.name, hint=source.damage)
-    raise BadInput("holds no array of trace events", where=source.name, hint=source.damage)
-
-
-class _Outermost:
-    """Tracks the brackets of a growing text to find the array of events in the first object."""
-
-    def __init__(self, text: bytearray) -> None:
-        self._text = text
-        self._at = 0
-        self._depth = 0
-        self._in_string = False
-
-    def find_events(self) -> re.Match[bytes] | None:
-        """Return the key of the array with its bracket, None if the text read so far does not hold it."""
-        text, at, depth = self._text, self._at, self._depth
-        while depth <= _DEEPEST and at < len(text):
-            if self._in_string:
-                string = _STRING.match(text, at)
-                at = string.end() if string else at
-                if at >= len(text) - 1:  # a backslash may be the last byte
-                    break
-                self._in_string = False
-                at += 1
-            for mark in _MARK.finditer(text, at):
-                sign = mark[0]
-                if sign == b'"':
-                    break
-                depth += 1 if sign in b"{[" else -1
-            else:
-                at = len(text)
-                break
-            at = mark.end()
-            if depth == 1:
-                found = _EVENTS.match(text, mark.start())
-                if found:
-                    return found
-                tail = bytes(text[mark.start() : mark.start() + _LONGEST_KEY])
-                if len(tail) < _LONGEST_KEY and _EVENTS_KEY.startswith(tail.translate(None, _SPACE)):
-                    at = mark.start()  # the key may go on in the next block
-                    break
-            self._in_string = True
-        self._at, self._depth = at, depth
-        return None
+    raise BadInput("contains no array of trace events", where=source.name, hint=source.damage)
 
 
 def _keys(text: bytes) -> dict[str, object] | None:
+    """Return the values of the keys that are used, None if the text is not valid JSON."""
     try:
-        header = _decode(text)
+        found = _decode(text)
+        return {
+            key: msgspec.json.decode(found[key])
+            for key in (*_DESCRIPTIONS, *_VERSIONS, *_FLAGS)
+            if key in found
+        }
     except DECODE_ERRORS:
         return None
-    return {name: value for name in header.__struct_fields__ if (value := getattr(header, name)) is not UNSET}
 
 
 def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, object], str | None]:
-    """Return the keys in the text after the events (None: there is no such text), and what was lost of it."""
+    """Return the keys in the text after the events, and what was lost; None if the events never end."""
     if text is None:
         return {}, "the end of the file: it stops among the events"
     body = text.strip(_BLANK)
@@ -173,45 +115,26 @@ def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, object], str | 
         return keys, f"{text.count(0)} NUL bytes after the end" if b"\0" in text else None
     if not body:
         return {}, "the end of the file: it stops right after the events"
-    closed = b'{"":0' + body[:_MAX_SALVAGE_BYTES]
-    try:
-        _, end = scan_value(closed.decode("latin-1"))
-    except (ValueError, RecursionError):
-        return _cut_keys(body[:_MAX_SALVAGE_BYTES])
-    return _keys(closed[:end]) or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
-
-
-def _cut_keys(body: bytes) -> tuple[dict[str, object], str]:
-    """Return the whole keys of a text that is cut off, looking for its last whole one from the end."""
-    cut = len(body)
+    salvaged = b'{"":0' + body[:_MAX_SALVAGE_BYTES]
+    with suppress(ValueError, RecursionError):
+        _, end = scan_value(salvaged.decode("latin-1"))
+        return _keys(salvaged[:end]) or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
+    # The text is cut off: its last whole key is found from the end.
+    cut = len(salvaged)
     for _ in range(_MOST_TRIES):
-        cut = body.rfind(b",", 0, cut)
-        if cut < 0:
+        cut = salvaged.rfind(b",", 5, cut)
+        keys = _keys(salvaged[:cut] + b"}") if cut >= 0 else None
+        if cut < 0 or keys is not None:
             break
-        keys = _keys(b'{"":0' + body[:cut] + b"}")
-        if keys is not None:
-            return keys, "the end of the file: it stops among the keys after the events"
-    return {}, "the keys after the events, which are not valid JSON"
+    lost = "the end of the file: it stops among the keys after the events"
+    return keys or {}, "the keys after the events, which are not valid JSON" if keys is None else lost
 
 
-class Header(Struct, frozen=True, kw_only=True):
-    """The top-level keys, with checked types."""
-
-    base_ns: int | None
-    rank: int | None
-    world_size: int | None
-    backend: str | None
-    devices: tuple[TraceDevice, ...]
-    versions: dict[str, str]
-    recorded: frozenset[str]
-    names: frozenset[str]
-
-
-def header_of(keys: dict[str, object]) -> Header:
-    """Return the keys of the outermost object by meaning."""
-    spread = keys.get("distributed")
+def fields_of(keys: dict[str, object]) -> dict[str, Any]:
+    """Return the fields of a Trace that the keys of the outermost object hold, with checked types."""
+    spread = keys.get("distributedInfo")
     spread = spread if isinstance(spread, dict) else {}
-    backend, listed = spread.get("backend"), keys.get("devices")
+    backend, listed = spread.get("backend"), keys.get("deviceProperties")
     devices = []
     for position, properties in enumerate(listed[:_MOST_DEVICES] if isinstance(listed, list) else ()):
         if not isinstance(properties, dict):
@@ -227,21 +150,20 @@ def header_of(keys: dict[str, object]) -> Header:
             limits=sm_limits(properties),
         )
         devices.append(device)
-    return Header(
-        base_ns=whole(keys.get("base_ns")),
-        rank=whole(spread.get("rank")),
-        world_size=whole(spread.get("world_size")),
-        backend=backend if isinstance(backend, str) else None,
-        devices=tuple(devices),
-        versions={
+    return {
+        "base_ns": whole(keys.get("baseTimeNanoseconds")),
+        "rank": whole(spread.get("rank")),
+        "world_size": whole(spread.get("world_size")),
+        "backend": backend if isinstance(backend, str) else None,
+        "devices": tuple(devices),
+        "versions": {
             name: str(value)
-            for key, name in _VERSIONS.items()
-            if isinstance(value := keys.get(key), int | float)
+            for name in _VERSIONS
+            if isinstance(value := keys.get(name), int | float)
             or (isinstance(value, str) and len(value) <= 40)
         },
-        recorded=frozenset(_FLAGS[key] for key in _FLAGS if keys.get(key) in (1, "1")),
-        names=frozenset(keys),
-    )
+        "recorded": frozenset(_FLAGS[key] for key in _FLAGS if keys.get(key) in (1, "1")),
+    }
 
 
 def sm_limits(properties: dict[str, object]) -> SmLimits | None:
@@ -258,4 +180,4 @@ def whole(value: object) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         return int(value)
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-    return value if fits else None  # type: ignore[return-value]  # `fits` says that it is an int
+    return value if fits else None  # type: ignore[return-value]  # `fits` checks that it is an int

@@ -1,7 +1,7 @@
-"""Other processes that read some of the chunks of a large file.
+"""Worker processes that read some of the chunks of a large file.
 
-Chunks lie in slots of memory that all processes map. A worker is sent the number of a slot, answers when it
-has read it, and sends its columns back at the end. This module is also what a worker process runs.
+Chunks are in slots of shared memory. A worker receives the number of a slot, answers when it has read it, and
+sends its columns at the end. The worker process runs this module.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from msgspec import Struct
 
 from stepgrade.decoding import from_msgpack
 from stepgrade.model.events import NONE, Collective, Ids
-from stepgrade.readers.kineto import split
-from stepgrade.readers.kineto.chunks import ChunkReader, Losses
+from stepgrade.readers.kineto import chunks
+from stepgrade.readers.kineto.chunks import Chunk, ChunkReader, WorkerLost
 from stepgrade.readers.kineto.decode import Json
-from stepgrade.readers.kineto.split import Chunk, Slots, WorkerLost
-from stepgrade.readers.kineto.tables import BLOCK_ROWS
+from stepgrade.readers.kineto.tables import BLOCK_ROWS, REFERENCES
 
 MODULE: Final = "stepgrade.readers.kineto.workers"
 SLOTS_EACH: Final = 3
@@ -48,7 +47,7 @@ class Findings(Struct, kw_only=True):
     thread_names: list[tuple[str, str, str]]
     pid_ranks: list[tuple[Json, int]]
     categories: dict[str, int]
-    losses: Losses
+    losses: dict[str, tuple[int, int]]
     text_times: bool
     end: int | None
     row_counts: dict[str, int]  # of each table; its rows follow in blocks, column by column
@@ -64,7 +63,7 @@ class Worker:
                 "-P",
                 "-m",
                 MODULE,
-                *map(str, (slots_file, slots, split.SLOT_BYTES, most_bytes)),
+                *map(str, (slots_file, slots, chunks.SLOT_BYTES, most_bytes)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -79,9 +78,17 @@ class Worker:
         self._is_ready = False
         self._slots_held = 0
 
-    def offer(self, chunk: Chunk, slots: Slots) -> bool:
-        """Hand a chunk over if the worker is free; release the slots that it has read."""
-        self._collect(slots)
+    def offer(self, chunk: Chunk, free: list[int]) -> bool:
+        """Hand a chunk over if the worker is free; add the slots that it has read to `free`."""
+        answers = self._answers.read(64)
+        if answers == b"":
+            raise WorkerLost
+        for answer in answers or b"":
+            if answer == READY:
+                self._is_ready = True
+            else:
+                free.append(answer)
+                self._slots_held -= 1
         if not self._is_ready or self._slots_held == SLOTS_EACH or chunk.slot is None:
             return False
         self._order(chunk.slot, len(chunk.view), chunk.offset)
@@ -93,17 +100,6 @@ class Worker:
             self._orders.write(ORDER.pack(*numbers))
         except OSError as error:
             raise WorkerLost from error
-
-    def _collect(self, slots: Slots) -> None:
-        answers = self._answers.read(64)
-        if answers == b"":
-            raise WorkerLost
-        for answer in answers or b"":
-            if answer == READY:
-                self._is_ready = True
-            else:
-                slots.free.append(answer)
-                self._slots_held -= 1
 
     def finish(self, reader: ChunkReader) -> None:
         """Add all that the worker has read to `reader`."""
@@ -134,22 +130,16 @@ class Worker:
 def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
     """Add a worker's findings; its string and thread ids are mapped to ours."""
     tables = reader.tables
-    # NONE (-1) indexes the last entry.
-    ours: dict[str, Ids] = {
-        name: np.array([*numbers, NONE], dtype=np.int32)
-        for name, numbers in (
-            ("name", [tables.strings[text] for text in findings.strings]),
-            ("thread", [tables.threads[thread] for thread in findings.threads]),
-            ("inputs", [tables.inputs[inputs] for inputs in findings.inputs]),
-            ("collective", [tables.collectives[collective] for collective in findings.collectives]),
-            ("launch", [tables.launches[launch] for launch in findings.launches]),
-        )
-    }
+    ours: dict[str, Ids] = {}
+    for reference, field in REFERENCES.items():
+        numbers = map(getattr(tables, field).__getitem__, getattr(findings, field))
+        ours[reference] = np.array([*numbers, NONE], dtype=np.int32)  # NONE (-1) indexes the last entry
     for process, thread, name in findings.thread_names:
         tables.thread_names.setdefault((process, thread), name)
     tables.pid_ranks.update(dict(findings.pid_ranks))
     tables.categories.update(findings.categories)
-    reader.losses.merge(findings.losses)
+    for reason, loss in findings.losses.items():
+        reader.lose(reason, *loss)
     reader.text_times |= findings.text_times
     for table_name, row_count in findings.row_counts.items():
         table = tables.tables[table_name]
@@ -163,8 +153,8 @@ def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
             table.append(block)
 
 
-def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
-    """Start a worker for each process but ourselves, and the slots that all share; `stack` ends them.
+def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[mmap.mmap, list[Worker]]:
+    """Start a worker for each further process and the shared slots; `stack` ends them.
 
     A worker that would exceed `most_bytes` of memory exits.
     """
@@ -175,12 +165,12 @@ def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[Slots, lis
         with tempfile.TemporaryFile() as nameless:
             file = os.dup(nameless.fileno())
     stack.callback(os.close, file)
-    os.ftruncate(file, count * split.SLOT_BYTES)
+    os.ftruncate(file, count * chunks.SLOT_BYTES)
     try:
         workers = [stack.enter_context(Worker(file, count, most_bytes)) for _ in range(processes - 1)]
     except OSError as error:
         raise WorkerLost from error
-    return Slots(mmap.mmap(file, count * split.SLOT_BYTES), count), workers
+    return mmap.mmap(file, count * chunks.SLOT_BYTES), workers
 
 
 def main() -> None:
@@ -202,11 +192,7 @@ def main() -> None:
         reader.read(slots[number * slot_bytes : number * slot_bytes + size], offset)
     tables = reader.tables
     findings = Findings(
-        strings=list(tables.strings),
-        threads=list(tables.threads),
-        inputs=list(tables.inputs),
-        collectives=list(tables.collectives),
-        launches=list(tables.launches),
+        **{field: list(getattr(tables, field)) for field in REFERENCES.values()},
         thread_names=[(*thread, name) for thread, name in tables.thread_names.items()],
         pid_ranks=list(tables.pid_ranks.items()),
         categories=dict(tables.categories),

@@ -10,7 +10,7 @@ from stepgrade.memory import check
 from stepgrade.model import Profile
 from stepgrade.readers.logs.assemble import profile_of_log
 from stepgrade.readers.logs.names import meaning
-from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.records import PRODUCERS, RecordLog
 from stepgrade.readers.logs.tables import lines_of
 from stepgrade.readers.logs.tensorboard import read_events
 from stepgrade.readers.logs.wandb import read_wandb
@@ -27,24 +27,21 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
     stores = _stores(path)
     if len(stores) > 1:
         names = ", ".join(os.path.basename(store) for store in stores[:3])
-        problem = f"holds {len(stores)} runs of MLflow ({names}, …)"
+        problem = f"contains {len(stores)} MLflow runs ({names}, …)"
         raise BadInput(problem, where=path, hint="pass the folder of one of them")
     if stores:
-        log = RecordLog("mlflow", "MLflow")
+        log = RecordLog("MLflow")
         read_store(stores[0], log, options)
         return profile_of_log(log.scanned(), path, "MLflow")
     files = _files(path)
-    for mark, name, producer, read in (
-        ("tfevents", "tensorboard", "TensorBoard", read_events),
-        (".wandb", "wandb", "Weights & Biases", read_wandb),
-    ):
+    for mark, kind, read in (("tfevents", "tensorboard", read_events), (".wandb", "wandb", read_wandb)):
         chosen = sorted(file for file in files if mark in os.path.basename(file))
         if chosen:
-            log = RecordLog(name, producer)
+            log = RecordLog(PRODUCERS[kind])
             for file in chosen[:_MOST_FILES]:
                 with ByteSource(file, options) as source:
                     read(source.chunks(), log)
-            return profile_of_log(log.scanned(), path, producer)
+            return profile_of_log(log.scanned(), path, PRODUCERS[kind])
     return None
 
 
@@ -84,23 +81,16 @@ def read_store(store: str, log: RecordLog, options: ReadOptions) -> None:
             if meaning(key) is not None and _holds_something(path):
                 with ByteSource(path, options) as source:
                     for line in lines_of(source.chunks()):
-                        taken += _add_value(line, key, rows)
+                        with suppress(ValueError):
+                            stamp, value, step = line[:200].split()[:3]
+                            row = rows.setdefault(int(step), {"step": int(step), "timestamp": float(stamp)})
+                            figure = float(value)
+                            taken += key not in row
+                            row[key] = figure
                         check(taken * _VALUE_BYTES, source.memory_bytes, path)
-    for step in sorted(rows):
-        log.add(rows[step])
+    for number in sorted(rows):
+        log.add(rows[number])
     params = os.path.join(store, "params")
     for file in _files(params) if os.path.isdir(params) else []:
         with suppress(OSError), open(file, errors="replace") as opened:
             log.set(os.path.basename(file), opened.read(_MOST_SETTING).strip())
-
-
-def _add_value(line: str, key: str, rows: dict[int, dict[str, object]]) -> int:
-    """Add what a line of a metric says, and return how many values are new."""
-    try:
-        stamp, value, step = line[:200].split()[:3]
-        row = rows.setdefault(int(step), {"step": int(step), "timestamp": float(stamp)})
-        is_new = key not in row
-        row[key] = float(value)
-    except ValueError:
-        return 0
-    return is_new

@@ -3,104 +3,94 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from math import isfinite, prod
 
 import msgspec
 from msgspec import Struct
 
-from stepgrade.model.step_log import PauseKind
-from stepgrade.readers.logs.values import number, plain
+from stepgrade.readers.logs.values import GIB, MIB, number, plain
 
 _N = rb"([-+]?\d[\d,_]{0,24}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)"
 _MOST_TEXT = 120
 _MOST_CONFIG = 1 << 16
-MOST_EVENTS = 20_000
 
 
 class HeaderFact(Struct, frozen=True):
-    """Something that a log prints once: a word of the line, its pattern, its name, its unit."""
+    """Something that a log prints once: a word of the line, its pattern, its name, its unit in ours."""
 
     literal: bytes
-    pattern: bytes
+    template: bytes  # {} is a number
     name: str
     scale: float = 1.0
 
+    @property
+    def pattern(self) -> bytes:
+        """Return the pattern, with the printed value as its only group."""
+        return self.template.replace(b"{}", _N)
 
-_BILLION = 1e9
+
 # The first match counts, except for those in _MOST_OF.
 NUMBERS: tuple[HeaderFact, ...] = (
+    HeaderFact(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with {}GiB", "device_bytes", GIB),
+    HeaderFact(b"Max memory", b"Max memory: {} GB", "device_bytes", GIB),
+    HeaderFact(b"world size", b"world size: ?{}", "world"),
+    HeaderFact(b"World size", b"World size: ?{}", "world"),
+    HeaderFact(b"Num_devices", b"Num_devices: ?{}", "world"),
+    HeaderFact(b"Num GPUs", b"Num GPUs(?: used)? = ?{}", "world"),
+    HeaderFact(b"number of devices", b"number of devices: ?{}", "world"),
+    HeaderFact(b"--gpus=", b"--gpus={}", "world"),
+    HeaderFact(b"nproc_per_node", b"nproc[_-]per[_-]node[= ]{}", "local_world"),
+    HeaderFact(b"nnodes", b"nnodes[= ]{}", "nodes"),
+    HeaderFact(b"num_processes", b"num_processes[= ]{}", "world"),
+    HeaderFact(b"total parameters", b"size: ?{} total parameters", "parameters"),
+    HeaderFact(b"number parameters", b"number parameters: {} billion", "parameters", 1e9),
+    HeaderFact(b"number of parameters: ", rb"number of parameters: {}M\b", "parameters", 1e6),
+    HeaderFact(b"number of parameters: ", rb"number of parameters: {}\s", "parameters"),
     HeaderFact(
-        b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30
+        b"on model parallel rank", rb"parameters on model parallel rank 0:? +{}\s*$", "shard_parameters"
     ),
-    HeaderFact(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
-    HeaderFact(b"world size", rb"world size: ?" + _N, "world"),
-    HeaderFact(b"World size", rb"World size: ?" + _N, "world"),
-    HeaderFact(b"Num_devices", rb"Num_devices: ?" + _N, "world"),
-    HeaderFact(b"Num GPUs", rb"Num GPUs(?: used)? = ?" + _N, "world"),
-    HeaderFact(b"number of devices", rb"number of devices: ?" + _N, "world"),
-    HeaderFact(b"--gpus=", rb"--gpus=" + _N, "world"),
-    HeaderFact(b"nproc_per_node", rb"nproc[_-]per[_-]node[= ]" + _N, "local_world"),
-    HeaderFact(b"nnodes", rb"nnodes[= ]" + _N, "nodes"),
-    HeaderFact(b"num_processes", rb"num_processes[= ]" + _N, "world"),
-    HeaderFact(b"total parameters", rb"size: ?" + _N + rb" total parameters", "parameters"),
-    HeaderFact(b"number parameters", rb"number parameters: " + _N + rb" billion", "parameters", _BILLION),
-    HeaderFact(b"number of parameters: ", rb"number of parameters: " + _N + rb"M\b", "parameters", 1e6),
-    HeaderFact(b"number of parameters: ", rb"number of parameters: " + _N + rb"\s", "parameters"),
+    HeaderFact(b"on model parallel rank", b"model parallel rank 0:? +{} Billion", "shard_parameters", 1e9),
+    HeaderFact(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): {}", "shard_parameters"),
+    HeaderFact(b"num_parameters", b"num_parameters[ :=|]+{}", "parameters"),
+    HeaderFact(b"dummy tokens", rb"dummy tokens \(new size: {}", "padded_vocab_size"),
+    HeaderFact(b"FLOPs per token", b"Estimated FLOPs per token: {}", "flops_per_token"),
+    HeaderFact(b"Total TFLOPs", b"Total TFLOPs: {}", "device_step_flops", 1e12),
+    HeaderFact(b"Peak FLOPS used", b"Peak FLOPS used for computing MFU: {}", "peak_flops"),
+    HeaderFact(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): {}", "peak_flops"),
+    HeaderFact(b"local batch size", b"local batch size:? {}", "micro_batch_size"),
+    HeaderFact(b"global batch size", b"global batch size {}", "global_batch_size"),
+    HeaderFact(b"accumulation steps", b"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?{}", "accumulation"),
+    HeaderFact(b"sequence length", rb"sequence length:? (?:T +\| )?{}", "seq_length"),
+    HeaderFact(b"--training.seq_len", rb"--training\.seq_len[= ]{}", "seq_length"),
+    HeaderFact(b"--seq-len", b"--seq-len[= ]{}", "seq_length"),
+    HeaderFact(b"--batch-size", b"--batch-size[= ]{}", "micro_batch_size"),
+    HeaderFact(b"--grad-accumulation", b"--grad-accumulation[= ]{}", "accumulation"),
+    HeaderFact(b"max_target_length", b"max_target_length: {}", "seq_length"),
+    HeaderFact(b"per_device_batch_size", b"per_device_batch_size: {}", "micro_batch_size"),
+    HeaderFact(b"tokens per iteration", b"tokens per iteration will be: {}", "step_tokens"),
+    HeaderFact(b"otal batch size", b"Total batch size {} => gradient accumulation", "step_tokens"),
+    HeaderFact(b"desired batch size", b"total desired batch size: {}", "step_tokens"),
+    HeaderFact(b"effective batch", b"effective batch: {} tokens/step", "step_tokens"),
+    HeaderFact(b"total batch size", rb"\| total batch size +\| {}", "step_tokens"),
     HeaderFact(
-        b"on model parallel rank",
-        rb"parameters on model parallel rank 0:? +" + _N + rb"\s*$",
-        "shard_parameters",
+        b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= {}", "rank_tokens"
     ),
-    HeaderFact(
-        b"on model parallel rank",
-        rb"model parallel rank 0:? +" + _N + rb" Billion",
-        "shard_parameters",
-        _BILLION,
-    ),
-    HeaderFact(b"(tensor, pipeline)", rb"model parallel rank \(0, 0\): " + _N, "shard_parameters"),
-    HeaderFact(b"num_parameters", rb"num_parameters[ :=|]+" + _N, "parameters"),
-    HeaderFact(b"dummy tokens", rb"dummy tokens \(new size: " + _N, "padded_vocab_size"),
-    HeaderFact(b"FLOPs per token", rb"Estimated FLOPs per token: " + _N, "flops_per_token"),
-    HeaderFact(b"Total TFLOPs", rb"Total TFLOPs: " + _N, "device_step_flops", 1e12),
-    HeaderFact(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: " + _N, "peak_flops"),
-    HeaderFact(b"Peak FLOPS (BF16)", rb"Peak FLOPS \(BF16\): " + _N, "peak_flops"),
-    HeaderFact(b"local batch size", rb"local batch size:? " + _N, "micro_batch_size"),
-    HeaderFact(b"global batch size", rb"global batch size " + _N, "global_batch_size"),
-    HeaderFact(b"accumulation steps", rb"[Gg]radient [Aa]ccumulation steps?(?: =|:)? ?" + _N, "accumulation"),
-    HeaderFact(b"sequence length", rb"sequence length:? (?:T +\| )?" + _N, "seq_length"),
-    HeaderFact(b"--training.seq_len", rb"--training\.seq_len[= ]" + _N, "seq_length"),
-    HeaderFact(b"--seq-len", rb"--seq-len[= ]" + _N, "seq_length"),
-    HeaderFact(b"--batch-size", rb"--batch-size[= ]" + _N, "micro_batch_size"),
-    HeaderFact(b"--grad-accumulation", rb"--grad-accumulation[= ]" + _N, "accumulation"),
-    HeaderFact(b"max_target_length", rb"max_target_length: " + _N, "seq_length"),
-    HeaderFact(b"per_device_batch_size", rb"per_device_batch_size: " + _N, "micro_batch_size"),
-    HeaderFact(b"tokens per iteration", rb"tokens per iteration will be: " + _N, "step_tokens"),
-    HeaderFact(b"otal batch size", rb"Total batch size " + _N + rb" => gradient accumulation", "step_tokens"),
-    HeaderFact(b"desired batch size", rb"total desired batch size: " + _N, "step_tokens"),
-    HeaderFact(b"effective batch", rb"effective batch: " + _N + rb" tokens/step", "step_tokens"),
-    HeaderFact(b"total batch size", rb"\| total batch size +\| " + _N, "step_tokens"),
-    HeaderFact(
-        b"Tokens / micro-batch / rank", rb"Tokens / micro-batch / rank: [^=\n]{1,40}= " + _N, "rank_tokens"
-    ),
-    HeaderFact(b"Tokens / micro-batch:", rb"Tokens / micro-batch: " + _N, "micro_tokens"),
-    HeaderFact(
-        b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?" + _N, "global_batch_size"
-    ),
-    HeaderFact(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?" + _N, "global_batch_size"),
-    HeaderFact(b"batch size per device", rb"[Bb]atch size per device = ?" + _N, "micro_batch_size"),
-    HeaderFact(b"Total optimization steps", rb"Total optimization steps = ?" + _N, "total_steps"),
-    HeaderFact(b"Total steps", rb"Total steps = ?" + _N, "total_steps"),
-    HeaderFact(b"trainable parameters", rb"[Tt]rainable parameters ?[=:] ?" + _N, "trained_parameters"),
-    HeaderFact(b"seconds used for training", _N + rb" seconds used for training", "train_seconds"),
-    HeaderFact(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
-    HeaderFact(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
-    HeaderFact(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
+    HeaderFact(b"Tokens / micro-batch:", b"Tokens / micro-batch: {}", "micro_tokens"),
+    HeaderFact(b"Total train batch size", rb"Total train batch size[^=\n]{0,80}= ?{}", "global_batch_size"),
+    HeaderFact(b"Total batch size (", rb"Total batch size \([^)\n]{1,40}\) = ?{}", "global_batch_size"),
+    HeaderFact(b"batch size per device", b"[Bb]atch size per device = ?{}", "micro_batch_size"),
+    HeaderFact(b"Total optimization steps", b"Total optimization steps = ?{}", "total_steps"),
+    HeaderFact(b"Total steps", b"Total steps = ?{}", "total_steps"),
+    HeaderFact(b"trainable parameters", b"[Tt]rainable parameters ?[=:] ?{}", "trained_parameters"),
+    HeaderFact(b"seconds used for training", b"{} seconds used for training", "train_seconds"),
+    HeaderFact(b"Peak memory usage", b"Peak memory usage: {}MiB", "peak_bytes", MIB),
+    HeaderFact(b"peak memory allocated", b"peak memory allocated: {} MiB", "peak_bytes", MIB),
+    HeaderFact(b"Peak reserved memory =", b"Peak reserved memory = {} GB", "peak_bytes", GIB),
     # Megatron-LM writes a line for each rank, in MiB; DeepSpeed prints one on request.
-    HeaderFact(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
-    HeaderFact(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
-    HeaderFact(
-        b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9
-    ),  # litgpt's are decimal
+    HeaderFact(b"max allocated: ", rb"\| max allocated: {}", "peak_bytes", MIB),
+    HeaderFact(b"Max_MA ", rb"\bMax_MA {} GB", "peak_bytes", GIB),
+    HeaderFact(b"Memory used: ", rb"\bMemory used: {} GB", "peak_bytes", 1e9),  # litgpt's are decimal
 )
 # Printed by several ranks or at several times: the maximum counts.
 _MOST_OF = ("world", "peak_bytes")
@@ -141,15 +131,11 @@ _DEVICE = re.compile(
     rb"(?i)nvidia|tesla|geforce|[rg]tx|quadro|titan|amd|instinct|radeon|gaudi|tpu"
     rb"|\bmi\d{3}|\b[ahblv]\d{2,3}|\bg[bh]\d"
 )
-_PRECISIONS = {
-    "bf16": "bf16",
+_PRECISIONS = {name: name for name in ("bf16", "fp16", "fp32", "fp8")} | {
     "bfloat16": "bf16",
-    "fp16": "fp16",
     "float16": "fp16",
     "half": "fp16",
-    "fp32": "fp32",
     "float32": "fp32",
-    "fp8": "fp8",
     "e4m3": "fp8",
 }
 _MOST_SHARD = 2e10  # parameters that one device can train
@@ -193,7 +179,11 @@ class LogHeader:
         if b"NVIDIA-SMI" in text or self.smi_devices:
             self._read_smi(text)
         if self.config is None and (opening := _CONFIG.search(text)) is not None:
-            self.config = _object_at(text, opening.start(1))
+            start = opening.start(1)
+            found = text[start : text.find(b"\n}", start, start + _MOST_CONFIG) + 2]
+            with suppress(msgspec.DecodeError, RecursionError, UnicodeError):  # an object that is not whole
+                msgspec.json.decode(found)
+                self.config = found
 
     def _read_numbers(self, text: bytes) -> None:
         for fact in NUMBERS:
@@ -224,7 +214,7 @@ class LogHeader:
             self.smi_devices = len(numbers)
             memory = _SMI_MEMORY.search(text)
             if memory is not None:
-                self.numbers.setdefault("device_bytes", float(memory[1]) * 2.0**20)
+                self.numbers.setdefault("device_bytes", float(memory[1]) * MIB)
                 if is_cut:  # the truncated part of "Tesla V100-SXM2..." is its memory
                     self.texts["device"] += f"-{round(float(memory[1]) / 1024.0)}GB"
 
@@ -267,46 +257,3 @@ def clean(text: bytes) -> str:
     """Return a name from a log without control characters."""
     shown = text.decode("utf-8", "replace").strip()[:_MOST_TEXT]
     return "".join(letter for letter in shown if letter.isprintable())
-
-
-def _object_at(text: bytes, start: int) -> bytes | None:
-    """Return the JSON object that begins there, if it is whole."""
-    end = text.find(b"\n}", start, start + _MOST_CONFIG)
-    if end < 0:
-        return None
-    found = text[start : end + 2]
-    try:
-        msgspec.json.decode(found)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return None
-    return found
-
-
-class LogEvent(Struct, frozen=True):
-    """Something between two step lines: `at` is the offset of the later line."""
-
-    kind: PauseKind
-    at: float
-    seconds: float | None = None
-
-
-class RunTotals(Struct, frozen=True):
-    """The whole run's time and mean rates, which a trainer prints at its end."""
-
-    runtime_s: float
-    samples_s: float | None
-    steps_s: float | None
-
-
-class LogContext:
-    """What a log says besides its step lines: its header, events between steps, totals at the end."""
-
-    def __init__(self) -> None:
-        self.header = LogHeader()
-        self.events: list[LogEvent] = []
-        self.totals: RunTotals | None = None
-
-    def add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
-        """Keep an event, unless there are too many."""
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(LogEvent(kind, at, seconds))

@@ -12,7 +12,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import LOG
 
 SIGN = b"out of memory"
-# The last of these is the message; what XLA and NCCL say has other words.
+# The last of these is in the message; XLA and NCCL have their own wording.
 _SIGNS = (SIGN, b"RESOURCE_EXHAUSTED", b"Failed to CUDA ", b"CUBLAS_STATUS_ALLOC_FAILED")
 # Messages of the driver and its libraries, which have no figures.
 _BARE_MESSAGE = re.compile(
@@ -74,7 +74,7 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
     for at in (last, *(sign.start() for sign in reversed([*_ANY_SIGN.finditer(text, begin, last)]))):
         end = text.find(b"\n\n", at, at + _LONGEST)
         message = text[at : end if end >= 0 else at + _LONGEST]
-        # Of several messages, as the ranks write them, only the first of those at hand.
+        # Several ranks may have written messages: only the first is read.
         following = message.find(SIGN, len(SIGN))
         found = read_message(message[:following] if following >= 0 else message)
         if found is None and _BARE_MESSAGE.search(text, max(0, at - _BEFORE), at + _BEFORE):
@@ -94,11 +94,11 @@ def read_message(message: bytes) -> OutOfMemory | None:
     if "asked_bytes" not in found:
         return None
     allocated = found.get("allocated_bytes")
-    reserved = found.pop("reserved_bytes", None)
+    reserved, beside = found.pop("reserved_bytes", None), found.pop("beside_bytes", None)
     if reserved is not None and allocated is not None:
         found["unallocated_bytes"] = max(0.0, reserved - allocated)
-    if allocated is not None and "beside_bytes" in found:
-        found["process_bytes"] = allocated + found["beside_bytes"]
+    if beside is not None and allocated is not None:
+        found["process_bytes"] = allocated + beside
     others = [float(number) * _UNITS[unit] for number, unit in _OTHERS.findall(message)]
     if allocated is not None and "process_bytes" not in found:
         # A process in a container does not find itself among those that it lists.
@@ -106,15 +106,7 @@ def read_message(message: bytes) -> OutOfMemory | None:
         if own and sum(others) + allocated > found.get("capacity_bytes", float("inf")):
             found["process_bytes"] = min(own)
             others.remove(min(own))
-    return OutOfMemory(
-        asked_bytes=found.get("asked_bytes"),
-        free_bytes=found.get("free_bytes"),
-        capacity_bytes=found.get("capacity_bytes"),
-        process_bytes=found.get("process_bytes"),
-        allocated_bytes=allocated,
-        unallocated_bytes=found.get("unallocated_bytes"),
-        other_processes_bytes=sum(others) or None,
-    )
+    return structs.replace(OutOfMemory(other_processes_bytes=sum(others) or None), **found)
 
 
 def with_failure(run: Profile | None, failed: OutOfMemory, name: str) -> Profile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import BinaryIO
 
 from stepgrade.errors import BadInput
@@ -51,9 +52,21 @@ class Followed:
             return self._profile
         self.changed_at = state.st_mtime
         if self._is_journal:
-            self._profile, self._read_bytes = self._recording(), state.st_size
-            return self._profile
-        return self._read_on()
+            from stepgrade.readers.registry import read_source  # only for recordings
+
+            with suppress(BadInput), ByteSource(self.path) as source:  # a partial line, or no step so far
+                self._profile = read_source(source).profile or self._profile
+            self._read_bytes = state.st_size
+        else:
+            from stepgrade.readers.logs.assemble import profile_of_log  # needs numpy
+
+            done = 0
+            while self._file is not None and done < MOST_AT_ONCE and (chunk := self._file.read(CHUNK_BYTES)):
+                self._scanner.feed(chunk)
+                done += len(chunk)
+            self._read_bytes += done
+            self._profile = profile_of_log(self._scanner.result(is_whole=False), self.path) or self._profile
+        return self._profile
 
     def close(self) -> None:
         """Close the file."""
@@ -75,24 +88,3 @@ class Followed:
             hint = "stepgrade score reads it once it is complete"
             raise BadInput("is gzipped: only plain files can be followed", where=self.path, hint=hint)
         self._is_journal = head.startswith(_RECORDINGS)
-
-    def _recording(self) -> Profile | None:
-        from stepgrade.readers.registry import read_source  # only for recordings
-
-        try:
-            with ByteSource(self.path) as source:
-                found = read_source(source)
-        except BadInput:  # a partial line, or no step so far
-            return self._profile
-        return found.profile or self._profile
-
-    def _read_on(self) -> Profile | None:
-        from stepgrade.readers.logs.assemble import profile_of_log  # needs numpy
-
-        done = 0
-        while self._file is not None and done < MOST_AT_ONCE and (chunk := self._file.read(CHUNK_BYTES)):
-            self._scanner.feed(chunk)
-            done += len(chunk)
-        self._read_bytes += done
-        self._profile = profile_of_log(self._scanner.result(is_whole=False), self.path) or self._profile
-        return self._profile

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from stepgrade.readers.logs.dialect import LogContext, RunTotals
 from stepgrade.readers.logs.values import GIB, MIB, Column, clock_of, duration, figure_of, number
 
 _PREFIX = re.compile(
@@ -72,10 +73,9 @@ _RUNNING = frozenset(
     }
 )
 _NOT_TRAINING = re.compile(r"^(?:eval|valid|val|test)[/_. ]", re.I)
-TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+_TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 _OF_TOTAL = "global_step/max_steps"
 _EPOCH_MS = 1e11
-_LARGEST = 1e300
 
 
 @lru_cache(maxsize=8192)
@@ -157,15 +157,14 @@ def seconds_of(stamp: float) -> float:
     return math.nan
 
 
-def totals_of(fields: Mapping[str, object]) -> tuple[float, float | None, float | None] | None:
-    """Return the whole run's seconds, samples/s and steps/s, as the Trainer prints them at the end."""
-    found = []
-    for name in TOTALS:
-        value = fields.get(name)
-        figure = number(value.encode()) if isinstance(value, str) else value
-        usable = isinstance(figure, int | float) and not isinstance(figure, bool) and 0.0 < figure < _LARGEST
-        found.append(float(figure) if usable and isinstance(figure, int | float) else None)
-    runtime, samples_s, steps_s = found
-    if runtime is None or (samples_s is None and steps_s is None):
-        return None
-    return runtime, samples_s, steps_s
+def keep_totals(fields: Mapping[str, object], context: LogContext) -> bool:
+    """Keep the whole run's time and rates, which the Trainer prints at the end; False for other fields."""
+    runtime, samples_s, steps_s = (
+        figure if figure and figure > 0.0 else None
+        for value in map(fields.get, _TOTALS)
+        for figure in [figure_of(number(value.encode()) if isinstance(value, str) else value)]
+    )
+    if runtime is None or (samples_s is None and steps_s is None) or "loss" in fields:
+        return False
+    context.totals = RunTotals(runtime, samples_s, steps_s)
+    return True

@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf, isfinite
 
-from stepgrade.readers.logs.dialect import Dialect, Row
-from stepgrade.readers.logs.facts import ARGUMENTS, LogContext, RunTotals
-from stepgrade.readers.logs.names import row_of, totals_of
+from stepgrade.readers.logs.dialect import Dialect, LogContext, Row
+from stepgrade.readers.logs.facts import ARGUMENTS, clean
+from stepgrade.readers.logs.names import keep_totals, row_of
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 
-# Names of settings in trainers, and in our log header.
+PRODUCERS = {
+    "wandb": "Weights & Biases",
+    "tensorboard": "TensorBoard",
+    "trainer_state": "Hugging Face Trainer",
+    "peft": "PEFT's benchmark",
+    "csv": "a table of metrics",
+    "mlflow": "MLflow",
+}
+# Settings in our log header, and their names in trainers.
 _SETTINGS = {
-    "per_device_train_batch_size": "micro_batch_size",
-    "batch_size": "micro_batch_size",
+    "micro_batch_size": "per_device_train_batch_size batch_size",
     "global_batch_size": "global_batch_size",
-    "gradient_accumulation_steps": "accumulation",
-    "sequence_length": "seq_length",
-    "seq_len": "seq_length",
-    "block_size": "seq_length",
-    "world_size": "world",
-    "num_gpus": "world",
-    "gpu_count": "world",
-    "n_gpus": "world",
-    "max_steps": "total_steps",
-    "tokens_per_step": "step_tokens",
+    "accumulation": "gradient_accumulation_steps",
+    "seq_length": "sequence_length seq_len block_size",
+    "world": "world_size num_gpus gpu_count n_gpus",
+    "total_steps": "max_steps",
+    "step_tokens": "tokens_per_step",
 }
-_FLAGS = frozenset({"bf16", "fp16"})
 _TEXTS = {
-    "gpu": "device",
-    "gpu_name": "device",
-    "device_name": "device",
-    "gpu_type": "device",
-    "precision": "precision",
-    "dtype": "precision",
-    "model_name_or_path": "model",
-    "model_name": "model",
+    "device": "gpu gpu_name device_name gpu_type",
+    "precision": "precision dtype",
+    "model": "model_name_or_path model_name",
 }
+_NUMBER_OF, _TEXT_OF = (
+    {name: known for known, names in table.items() for name in names.split()} for table in (_SETTINGS, _TEXTS)
+)
+_FLAGS = frozenset({"bf16", "fp16"})
 _MOST_TEXT = 120
 _EVALUATION = ("eval", "val_", "val/", "valid", "test/")
 
@@ -44,30 +44,23 @@ _EVALUATION = ("eval", "val_", "val/", "valid", "test/")
 class RecordLog:
     """Collects records and settings; consecutive records of one step are merged."""
 
-    def __init__(self, name: str, framework: str) -> None:
-        dialect = Dialect(name=name, framework=framework, anchor=b"", mean="interval")
+    def __init__(self, framework: str) -> None:
         self._context = LogContext()
         self.header = self._context.header
-        self._rows = Rows(dialect)
+        self._rows = Rows(Dialect(framework=framework, anchor=b"", mean="interval"))
         self._pending: Row = {}
         self._count = 0
         self._evaluated_at = -1
 
     def add(self, record: Mapping[str, object]) -> None:
         """Add one record, whose fields are known by name."""
-        totals = totals_of(record)
-        if totals is not None and "loss" not in record:
-            self._context.totals = RunTotals(*totals)
+        if keep_totals(record, self._context):
             return
         row = row_of(record.items())
         is_evaluation = any(name.lower().startswith(_EVALUATION) for name in record)
         if is_evaluation and "eval_s" not in row and self._evaluated_at != self._count:
             self._evaluated_at = self._count
             self._add_evaluation(None)
-        self.add_row(row)
-
-    def add_row(self, row: Row) -> None:
-        """Add a row in our units."""
         if (evaluated := row.pop("eval_s", None)) is not None:
             self._add_evaluation(evaluated)
         if "loss" in row and not isfinite(row["loss"]):
@@ -92,18 +85,17 @@ class RecordLog:
         text = str(value) if isinstance(value, str | int | float) else ""
         if name in ARGUMENTS and text:
             self.header.arguments.setdefault(name, text[:_MOST_TEXT])
-        if (known := _SETTINGS.get(name)) is not None:
+        if (known := _NUMBER_OF.get(name)) is not None:
             try:
                 figure = float(text)
             except ValueError:
                 return
             if isfinite(figure) and figure > 0.0:
                 self.header.numbers.setdefault(known, figure)
-        elif name in _TEXTS and text:
-            shown = "".join(letter for letter in text[:_MOST_TEXT] if letter.isprintable())
-            self.header.texts.setdefault(_TEXTS[name], shown)
+        elif name in _TEXT_OF and text:
+            self.header.texts.setdefault(_TEXT_OF[name], clean(text.encode("utf-8", "replace")))
 
-    def scanned(self, size_bytes: int = 0) -> ScannedLog:
+    def scanned(self) -> ScannedLog:
         """Return all records as a log."""
         self._flush()
         return ScannedLog(
@@ -112,7 +104,7 @@ class RecordLog:
             events=self._context.events,
             totals=self._context.totals,
             times={},
-            size_bytes=size_bytes,
+            bars=self._context.bars,
         )
 
     def _flush(self) -> None:

@@ -15,25 +15,35 @@ from msgspec import Struct
 
 from stepgrade.model.memory import OutOfMemory
 from stepgrade.model.step_log import PauseKind
-from stepgrade.readers.logs.dialect import LAST_RANK, Dialect, LineReader, Row
-from stepgrade.readers.logs.facts import LogContext, LogEvent, LogHeader, RunTotals
+from stepgrade.readers.logs.bars import ProgressBars
+from stepgrade.readers.logs.dialect import (
+    LAST_RANK,
+    Dialect,
+    FieldReader,
+    LogContext,
+    LogEvent,
+    Row,
+    RunTotals,
+)
+from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.failures import last_failure
 from stepgrade.readers.logs.frameworks import DIALECTS
-from stepgrade.readers.logs.plain_lines import LEAST_LINES
+from stepgrade.readers.logs.lines import LEAST_LINES
 from stepgrade.readers.logs.values import Column, clock_kind, clock_of, plain
 
 MOST_ROWS = 1 << 16
 # Longer step lines are mixed with other output: only the part around the anchor is read.
 LINE_BYTES = 4096
 _BLOCK_LINES = 80
+_INDENTED = re.compile(rb"(?:\n[ \t][^\n]*+){0,80}+")
 _CARRIED_BYTES = 1 << 16
-# All dialects are searched for in so many bytes, and later in one chunk of eight until one is found.
+# All dialects are searched for in the first bytes, and later in every eighth chunk until one is found.
 _PROBE_BYTES = 8 << 20
 _PROBE_EVERY = 8
 _HEADER_BYTES = 4 << 20
 # Text searched between two step lines for the cause of a delay.
 _GAP_BYTES = 1 << 16
-# After so many lines without a timestamp, only one in as many is searched for it.
+# After this many lines without a timestamp, only every 64th line is searched for one.
 _CLOCKLESS = 64
 # The cause of a delay is searched for if a step line is this much later than usual.
 _LATE = 1.08
@@ -77,63 +87,38 @@ class Rows:
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.read = dialect.reader or FieldReader(dialect).read
+        self.end = 0  # of the last step line, in the log
+        self.pace = (nan, nan, nan)  # time and step of the last line, usual seconds of a step
         self.columns: dict[Column, array[float]] = {}
         self.count = 0
         self.seen = 0
         self.stride = 1
-        self._order: tuple[Column, ...] = ()
-        self._in_order: list[array[float]] = []
+        self._names: tuple[Column, ...] = ()  # of the last line, with their columns and the others
+        self._given: list[array[float]] = []
+        self._missing: list[array[float]] = []
 
     def add(self, row: Row) -> None:
         """Add a line; a new column is filled with nan for earlier lines."""
-        if tuple(row) == self._order:  # same columns as the last line
-            for column, value in zip(self._in_order, row.values(), strict=True):
-                column.append(value)
-            self.count += 1
-            if self.count >= MOST_ROWS:
-                self._join()
-            return
-        for name, value in row.items():
-            if name not in self.columns:
-                self.columns[name] = array("d", [nan]) * self.count
-            self.columns[name].append(value)
+        if tuple(row) != self._names:
+            self._names = tuple(row)
+            for name in row:
+                self.columns.setdefault(name, array("d", [nan]) * self.count)
+            self._given = [self.columns[name] for name in row]
+            self._missing = [column for name, column in self.columns.items() if name not in row]
+        for column, value in zip(self._given, row.values(), strict=True):
+            column.append(value)
+        for column in self._missing:
+            column.append(nan)
         self.count += 1
-        for column in self.columns.values():
-            if len(column) < self.count:
-                column.append(nan)
-        self._order = tuple(row) if len(row) == len(self.columns) else ()
-        self._in_order = [self.columns[name] for name in self._order]
-        if self.count >= MOST_ROWS:
-            self._join()
-
-    def _join(self) -> None:
-        """Keep every second row, averaging its time with the row before."""
-        durations = self.columns.get("step_s")
-        if durations is not None:
-            for offset in range(0, self.count - 1, 2):
-                durations[offset + 1] = (durations[offset] + durations[offset + 1]) / 2.0
-        for name in self.columns:
-            self.columns[name] = self.columns[name][1::2]
-        self.count = len(next(iter(self.columns.values())))
-        self.stride *= 2
-        self._order = ()
-
-
-class _Clocks:
-    """Finds the timestamp of a line; logs without timestamps are soon skipped."""
-
-    def __init__(self) -> None:
-        self._lines = 0
-        self._found = 0
-
-    def read(self, line: bytes) -> float:
-        """Return the timestamp of a line; nan without one."""
-        self._lines += 1
-        if not self._found and self._lines > _CLOCKLESS and self._lines % _CLOCKLESS:
-            return nan
-        stamp = clock_of(line)
-        self._found += isfinite(stamp)
-        return stamp
+        if self.count >= MOST_ROWS:  # keep every second row, averaging its time with the row before
+            durations = self.columns.get("step_s", array("d"))
+            for later in range(1, len(durations), 2):
+                durations[later] = (durations[later - 1] + durations[later]) / 2.0
+            self.columns = {name: column[1::2] for name, column in self.columns.items()}
+            self.count //= 2
+            self.stride *= 2
+            self._names = ()
 
 
 class ScannedLog(Struct, frozen=True, kw_only=True):
@@ -144,7 +129,7 @@ class ScannedLog(Struct, frozen=True, kw_only=True):
     events: list[LogEvent]
     totals: RunTotals | None  # the last
     times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
-    size_bytes: int
+    bars: ProgressBars
     failed: OutOfMemory | None = None  # a failed allocation after the last step
 
 
@@ -154,24 +139,27 @@ class LogScanner:
     def __init__(self, own: tuple[Dialect, ...] = ()) -> None:
         self._dialects = (*own, *DIALECTS)
         self._context = LogContext()
-        self._readers: dict[str, LineReader] = {}
-        self._clocks = _Clocks()
-        self._active: dict[str, Rows] = {}
+        self._active: list[Rows] = []
         self._carried = b""
         self._offset = 0  # of what is carried, in the log
         self._chunks = 0
         self._found_at: int | None = None
-        self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
-        self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
+        self._times: dict[int, tuple[float, float]] = {}  # by the kind of clock: the first and the last
+        self._lines = 0  # step lines without a time of their own, and how many have a timestamp
+        self._stamped = 0
         self._failed: tuple[int, OutOfMemory] | None = None  # where, and what the message says
-        self._ends: dict[str, int] = {}  # where the last step line of a dialect ends
 
     def feed(self, chunk: bytes) -> None:
         """Read the next chunk."""
         text = self._carried + chunk if self._carried else chunk
         cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        if any(rows.dialect.block for rows in self._active.values()):
-            cut = before_open_block(text, cut)
+        if any(rows.dialect.block for rows in self._active):
+            start = cut  # of the last line whose indented lines may go on in the next chunk
+            for _ in range(_BLOCK_LINES):
+                start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
+                if text[start : start + 1] not in (b" ", b"\t"):
+                    cut = start or cut
+                    break
         if len(text) - cut > _CARRIED_BYTES:
             cut = len(text) - LINE_BYTES  # an endless line
         self._read(text[:cut])
@@ -182,25 +170,19 @@ class LogScanner:
         if self._carried and is_whole:
             self._read(self._carried + b"\n")
             self._carried = b""
+        last_step = max((rows.end for rows in self._active), default=0)
+        failed_at, failed = self._failed or (-1, None)
         return ScannedLog(
             rows=[
-                rows
-                for rows in self._active.values()
-                if rows.count >= (LEAST_LINES if rows.dialect.is_generic else 1)
+                rows for rows in self._active if rows.count >= (LEAST_LINES if rows.dialect.is_generic else 1)
             ],
             header=self._context.header,
             events=self._context.events,
             totals=self._context.totals,
-            times={kind: (first, last) for kind, (first, last) in self._times.items()},
-            size_bytes=self._offset,
-            failed=self._last_failure(),
+            times=self._times,
+            bars=self._context.bars,
+            failed=failed if failed_at >= last_step else None,
         )
-
-    def _last_failure(self) -> OutOfMemory | None:
-        """Return the failed allocation that ended the run, if no step line follows it."""
-        ends = [self._ends.get(name, 0) for name, rows in self._active.items() if rows.count]
-        last_step = max(ends, default=0)
-        return self._failed[1] if self._failed is not None and self._failed[0] >= last_step else None
 
     def _read(self, text: bytes) -> None:
         if not text:
@@ -212,17 +194,19 @@ class LogScanner:
             else self._chunks % _PROBE_EVERY == 0
         )
         for dialect in self._dialects:
-            known = self._active.get(dialect.name)
-            others = (rows.dialect for rows in self._active.values() if rows.dialect is not dialect)
+            known = next((rows for rows in self._active if rows.dialect is dialect), None)
+            others = (rows.dialect for rows in self._active if rows is not known)
             if dialect.is_generic and any(other.rank <= dialect.rank for other in others):
                 continue
             if (known is not None or is_probed) and dialect.anchor in text:
                 rows = known or Rows(dialect)
                 self._read_lines(rows, text)
                 if known is None and rows.count:
-                    self._active[dialect.name] = rows
+                    self._active.append(rows)
                     if self._found_at is None and dialect.rank < LAST_RANK:
                         self._found_at = self._offset
+        if self._offset < _HEADER_BYTES or any(rows.dialect.needs_evidence for rows in self._active):
+            self._context.bars.look_for_training(text)
         if self._offset < _HEADER_BYTES:
             self._context.header.read(text)
         self._note_times(text)
@@ -239,16 +223,13 @@ class LogScanner:
         for line in lines:
             stamp = clock_of(plain(line[:LINE_BYTES]))
             if isfinite(stamp):
-                known = self._times.setdefault(clock_kind(stamp), [stamp, stamp])
-                known[1] = stamp
+                first, _ = self._times.get(clock_kind(stamp), (stamp, stamp))
+                self._times[clock_kind(stamp)] = first, stamp
 
     def _read_lines(self, rows: Rows, text: bytes) -> None:
         dialect, anchor, has_returns = rows.dialect, rows.dialect.anchor, b"\r" in text
-        read = self._readers.get(dialect.name) or self._readers.setdefault(
-            dialect.name, dialect.open(self._context)
-        )
         offset = done = 0
-        before = min(self._ends.get(dialect.name, 0) - self._offset, 0)
+        before = min(rows.end - self._offset, 0)
         while (hit := text.find(anchor, offset)) >= 0:
             low = max(done, hit - LINE_BYTES)
             start = text.rfind(b"\n", low, hit) + 1 or low
@@ -258,8 +239,8 @@ class LogScanner:
                 start = max(start, text.rfind(b"\r", low, hit) + 1)
                 back = text.find(b"\r", hit, end)
                 end = back if back >= 0 else end
-            if dialect.block:
-                end = block_end(text, end)
+            if dialect.block and (indented := _INDENTED.match(text, end)):
+                end = indented.end()
             offset = done = max(end, hit + len(anchor))
             rows.seen += 1
             if rows.stride > 1:
@@ -267,23 +248,28 @@ class LogScanner:
                 offset = passed_by(rows, text, offset, (self._offset + hit) // rows.seen)
             line = plain(text[start:end])
             at = float(self._offset + hit)
-            row = self._row(dialect, read(line, at), line)
+            row = self._row(dialect, rows.read(line, at, self._context), line)
             if row is None:
                 continue
             row["at"] = at
-            self._note_delay(dialect, row, text[max(0, before, start - _GAP_BYTES) : start])
+            self._note_delay(rows, row, text[max(0, before, start - _GAP_BYTES) : start])
             before = end
             rows.add(row)
-        self._ends[dialect.name] = self._offset + max(before, 0)
+        rows.end = self._offset + max(before, 0)
 
     def _row(self, dialect: Dialect, row: Row | None, line: bytes) -> Row | None:
         """Return the row with the timestamp and rank of its line; None if it is not a step's."""
-        if row and "loss" in row and not isfinite(row["loss"]):
-            row["loss"] = inf  # nan is a line without a loss
-        if not row or any(need not in row for need in dialect.needs if not dialect.counts_lines):
+        if not row:
             return None
-        if "time" not in row and isfinite(stamp := self._clocks.read(line)):
-            row["time"] = stamp
+        if "loss" in row and not isfinite(row["loss"]):
+            row["loss"] = inf  # nan is a line without a loss
+        if "time" not in row:
+            self._lines += 1
+            if self._stamped or self._lines <= _CLOCKLESS or self._lines % _CLOCKLESS == 0:
+                stamp = clock_of(line)
+                if isfinite(stamp):
+                    self._stamped += 1
+                    row["time"] = stamp
         rank = _RANK.match(line) or _OLMO_RANK.search(line, 0, 200)
         if rank is not None:
             found = float(next(group for group in rank.groups() if group is not None))
@@ -293,25 +279,20 @@ class LogScanner:
         # Generic words count as a step line only with a time or a rate.
         return row if not dialect.is_generic or row.keys() & _TIMES else None
 
-    def _note_delay(self, dialect: Dialect, row: Row, gap: bytes) -> None:
+    def _note_delay(self, rows: Rows, row: Row, gap: bytes) -> None:
         """Record events between this step line and the previous one if it came later than usual."""
         step, stamp = row.get("step", nan), row.get("time", nan)
-        took = row.get("step_s", nan)
-        last, last_step, usual = self._pace.get(dialect.name, (nan, nan, nan))
+        last, last_step, usual = rows.pace
         # A clock that was set back is ignored: the usual time stays.
         spent = (stamp - last) / max(step - last_step, 1.0) if step > last_step and stamp >= last else nan
-        longest = (
-            max(spent, took) if isfinite(spent) and isfinite(took) else spent if isfinite(spent) else took
-        )
-        went_back = step < last_step
-        if not isfinite(longest):
-            is_late = bool(gap)
-        else:
-            is_late = not isfinite(usual) or longest > _LATE * usual
-            shorter = min(longest, usual) if isfinite(usual) else longest
-            usual = 0.9 * usual + 0.1 * longest if isfinite(usual) and longest < 2.0 * usual else shorter
-        self._pace[dialect.name] = (stamp, step, usual)
-        if not gap or dialect.has_own_events or not (is_late or went_back):
+        took = max(filter(isfinite, (spent, row.get("step_s", nan))), default=nan)
+        is_late = not took <= _LATE * usual  # or either is unknown
+        if took < 2.0 * usual:
+            usual = 0.9 * usual + 0.1 * took
+        elif not isfinite(usual):
+            usual = took
+        rows.pace = (stamp, step, usual)
+        if not gap or rows.dialect.has_own_events or not (is_late or step < last_step):
             return
         for kind, pattern in EVENTS:
             every = list(pattern.finditer(gap))
@@ -339,25 +320,3 @@ def passed_by(rows: Rows, text: bytes, offset: int, apart_bytes: int) -> int:
         rows.seen += found
         offset = further
     return offset
-
-
-def before_open_block(text: bytes, cut: int) -> int:
-    """Return where the last line begins whose indented lines may go on in the next chunk."""
-    start = cut
-    for _ in range(_BLOCK_LINES):
-        start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
-        if text[start : start + 1] not in (b" ", b"\t"):
-            return start or cut
-    return cut
-
-
-def block_end(text: bytes, end: int) -> int:
-    """Return where the indented lines after a line end."""
-    for _ in range(_BLOCK_LINES):
-        if text[end + 1 : end + 2] not in (b" ", b"\t"):
-            break
-        following = text.find(b"\n", end + 1)
-        if following < 0:
-            return len(text)
-        end = following
-    return end

@@ -35,25 +35,20 @@ def separator_of(head: bytes) -> str | None:
 
 def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
     """Add the rows of a table; empty cells and empty rows are left out."""
-    rows = _sound(csv.reader(lines_of(chunks), delimiter=separator))
-    names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
-    wanted = [
-        (index, name)
-        for index, name in enumerate(names)
-        if name and (meaning(name) or name.startswith("val"))
-    ]
-    for row in rows:
-        log.add({name: row[index][:_MOST_CELL] for index, name in wanted if index < len(row) and row[index]})
-
-
-def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    rows = csv.reader(lines_of(chunks), delimiter=separator)
+    wanted: list[tuple[int, str]] | None = None
     while True:
         try:
-            yield next(rows)
+            row = next(rows)
         except StopIteration:
             return
         except csv.Error:  # a field of more than 128 kB, such as an unclosed quote
             continue
+        if wanted is None:
+            names = enumerate(map(_named, row[:_MOST_COLUMNS]))
+            wanted = [(at, name) for at, name in names if name and (meaning(name) or name.startswith("val"))]
+        else:
+            log.add({name: row[at][:_MOST_CELL] for at, name in wanted if at < len(row) and row[at]})
 
 
 def read_trainer_state(state: dict[str, Any], log: RecordLog) -> None:
@@ -73,26 +68,24 @@ def read_trainer_state(state: dict[str, Any], log: RecordLog) -> None:
 
 def read_peft(document: dict[str, Any], log: RecordLog) -> None:
     """Add the intervals of a benchmark of PEFT's; evaluation is timed apart from training."""
-    about = document.get("meta_info", {})
-    system = about.get("system_info", {}) if isinstance(about, dict) else {}
-    if isinstance(system, dict):
-        log.set("gpu", system.get("accelerator"))
-    run = document.get("run_info", {})
-    settings = run.get("train_config", {}) if isinstance(run, dict) else {}
-    for name in ("dtype", "batch_size") if isinstance(settings, dict) else ():
-        log.set(name, settings.get(name))
-    train = document.get("train_info", {})
-    metrics = train.get("metrics", []) if isinstance(train, dict) else []
+    log.set("gpu", _at(document, "meta_info", "system_info", "accelerator"))
+    for name in ("dtype", "batch_size"):
+        log.set(name, _at(document, "run_info", "train_config", name))
+    metrics = _at(document, "train_info", "metrics")
     for record in metrics if isinstance(metrics, list) else []:
-        if not isinstance(record, dict):
-            continue
-        took = record.get("train time")
-        names = ("step", "tokens / sec", "eval time", "elapsed time", "train samples")
-        row = {name: record[name] for name in names if name in record}
-        log.add(row | {"loss": record.get("train loss"), "interval_s": took})
-    peak = train.get("accelerator_memory_max") if isinstance(train, dict) else None
-    if (most := figure_of(peak)) is not None and most > 0:
-        log.header.numbers["peak_bytes"] = most
+        if isinstance(record, dict):
+            names = ("step", "tokens / sec", "eval time", "elapsed time", "train samples")
+            row = {name: record[name] for name in names if name in record}
+            log.add(row | {"loss": record.get("train loss"), "interval_s": record.get("train time")})
+    peak = figure_of(_at(document, "train_info", "accelerator_memory_max"))
+    if peak is not None and peak > 0:
+        log.header.numbers["peak_bytes"] = peak
+
+
+def _at(document: object, *keys: str) -> object:
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
 def _named(name: str) -> str:

@@ -9,7 +9,17 @@ from math import isfinite
 
 import msgspec
 
-from stepgrade.protobuf import FIXED32, FIXED64, LENGTH, VARINT, double_of, float_of, signed, text_of, values
+from stepgrade.protobuf import (
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    VARINT,
+    float_of,
+    last_values,
+    messages,
+    signed,
+    text_of,
+)
 from stepgrade.readers.logs.names import meaning
 from stepgrade.readers.logs.records import RecordLog
 
@@ -30,47 +40,46 @@ def read_events(chunks: Iterable[bytes], log: RecordLog) -> None:
     """Add the scalars and texts of one file; a record that is cut off ends it."""
     axes = _Axes()
     for record in records(chunks):
-        step, stamp, summary = 0, None, None
-        for number, kind, value in values(record):
-            if number == 1 and kind == FIXED64:
-                stamp = double_of(value)
-            elif number == 2 and kind == VARINT and isinstance(value, int):
-                step = signed(value)
-            elif number == 5 and kind == LENGTH:
-                summary = value
-        if summary is None or isinstance(summary, int):
-            continue
-        for number, kind, item in values(summary):
-            if number == 1 and kind == LENGTH and not isinstance(item, int):
-                _add(item, step, stamp, log, axes)
+        event = last_values(record)
+        varint, stamp = event.get((2, VARINT), 0), float_of(event.get((1, FIXED64)))
+        step = signed(varint) if isinstance(varint, int) else 0
+        for item in messages(event.get((5, LENGTH)), 1):
+            found = last_values(item)
+            tag, tensor = text_of(found.get((1, LENGTH)), 400) or "", found.get((8, LENGTH))
+            scalar = float_of(found.get((2, FIXED32)))
+            if isinstance(tensor, memoryview):
+                if tag.endswith(_TEXT):
+                    _add_setting(tag.removesuffix(_TEXT), tensor, log)
+                    continue
+                scalar = _scalar_of(tensor)
+            if scalar is None or tag.endswith(_SAMPLES_AXIS):
+                continue
+            if axes.has(tag, step):
+                is_known = meaning(tag) not in (None, ("step", 1.0))
+                row: dict[str, object] = {"step": step, tag: scalar} if is_known else {"step": step}
+                if stamp is not None and isfinite(stamp):
+                    row["wall_time"] = stamp
+                log.add(row)
+            elif _OF_EVALUATION.search(tag):
+                log.add({tag if tag.startswith("eval") else f"eval/{tag}": scalar})
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
     """Yield the data of each record of a TFRecord stream; lengths beyond the stream's end stop it."""
-    held, wanted, skip = bytearray(), _FRAME, 0
-    length: int | None = None
+    held, start = bytearray(), 0  # the next record may start after what is held
     for chunk in chunks:
-        if skip:
-            passed = min(skip, len(chunk))
-            skip -= passed
-            held += chunk[passed:]
-        else:
-            held += chunk
-        offset = 0
-        while not skip and len(held) - offset >= wanted:
-            if length is None:
-                (length,) = _LENGTH.unpack_from(held, offset)
-                offset += _FRAME
-                wanted = length + 4
-                if length > _MOST_RECORD:
-                    skip = max(0, wanted - (len(held) - offset))
-                    offset = min(len(held), offset + wanted)
-                    length, wanted = None, _FRAME
-                continue
-            yield memoryview(bytes(held[offset : offset + length]))
-            offset += wanted
-            length, wanted = None, _FRAME
-        del held[:offset]
+        held += chunk
+        while len(held) - start >= _FRAME:
+            (length,) = _LENGTH.unpack_from(held, start)
+            content, end = start + _FRAME, start + _FRAME + length + 4
+            if length <= _MOST_RECORD:
+                if end > len(held):
+                    break
+                yield memoryview(bytes(held[content : content + length]))
+            start = end
+        done = min(start, len(held))
+        del held[:done]
+        start -= done
 
 
 class _Axes:
@@ -95,50 +104,18 @@ class _Axes:
         return True
 
 
-def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, axes: _Axes) -> None:
-    tag, scalar, tensor = "", None, None
-    for number, kind, value in values(item):
-        if number == 1 and kind == LENGTH:
-            tag = text_of(value, 400) or ""
-        elif number == 2 and kind == FIXED32:
-            scalar = float_of(value)
-        elif number == 8 and kind == LENGTH and not isinstance(value, int):
-            tensor = value
-    if tensor is not None and tag.endswith(_TEXT):
-        _setting(tag.removesuffix(_TEXT), tensor, log)
-        return
-    scalar = scalar if tensor is None else number_of(tensor)
-    if scalar is not None and not tag.endswith(_SAMPLES_AXIS):
-        _add_scalar(tag, scalar, step, stamp, log, axes)
+def _scalar_of(tensor: memoryview) -> float | None:
+    found = last_values(tensor)
+    for (number, _), content in found.items():
+        if number in (4, 5, 6) and isinstance(content, memoryview) and len(content) in (4, 8):
+            is_cut = found.get((1, VARINT)) == 2 and len(content) == 4  # half of a double
+            return None if is_cut else float_of(content)
+    return None
 
 
-def _add_scalar(tag: str, scalar: float, step: int, stamp: float | None, log: RecordLog, axes: _Axes) -> None:
-    is_known = meaning(tag) not in (None, ("step", 1.0))
-    if axes.has(tag, step):
-        row: dict[str, object] = {"step": step, tag: scalar} if is_known else {"step": step}
-        if stamp is not None and isfinite(stamp):
-            row["wall_time"] = stamp
-        log.add(row)
-    elif _OF_EVALUATION.search(tag):
-        log.add({tag if tag.startswith("eval") else f"eval/{tag}": scalar})
-
-
-def number_of(tensor: memoryview) -> float | None:
-    """Return the value of a scalar tensor."""
-    dtype, content = 0, None
-    for number, kind, value in values(tensor):
-        if number == 1 and kind == VARINT and isinstance(value, int):
-            dtype = value
-        elif number in (4, 5, 6) and not isinstance(value, int):
-            content = value
-    if content is None or len(content) not in (4, 8):
-        return None
-    return double_of(content) if dtype == 2 or len(content) == 8 else float_of(content)
-
-
-def _setting(name: str, tensor: memoryview, log: RecordLog) -> None:
+def _add_setting(name: str, tensor: memoryview, log: RecordLog) -> None:
     """Keep settings of the model and the run from a text."""
-    text = next((text_of(value) for number, _, value in values(tensor) if number == 8), None)
+    text = next(map(text_of, messages(tensor, 8)), None)
     if text is None:
         return
     if name in _CONFIG_TAGS:

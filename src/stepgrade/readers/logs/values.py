@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from calendar import timegm
 from datetime import date
 from functools import lru_cache
 from math import isnan
@@ -36,6 +35,15 @@ Column = str
 NUMBER = r"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)\w{0,5}"
 GIB = float(2**30)
 MIB = float(2**20)
+# Names for numbers whose unit is not ours.
+UNITS = {
+    "step_ms": ("step_s", 1e-3),
+    "interval_ms": ("interval_s", 1e-3),
+    "elapsed_ms": ("elapsed_s", 1e-3),
+    "mfu_percent": ("mfu", 1e-2),
+    "memory_gib": ("memory_bytes", GIB),
+    "memory_mib": ("memory_bytes", MIB),
+}
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?"
 )
@@ -69,12 +77,13 @@ def figure_of(value: object) -> float | None:
 
 # A timestamp within the first CLOCK_BYTES of a line.
 _CLOCK = re.compile(
-    rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
+    rb"(?:(?P<date>\d{4}[-/]\d\d[-/]\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
     rb"|\b[IWEF](?P<glog>\d{4}) )(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d\b)?"
 )
 _BARE_CLOCK = re.compile(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
 CLOCK_BYTES = 160
 _DAY_S = 86_400
+_DAY_1970 = date(1970, 1, 1).toordinal()
 _YEAR_2001_S = 978_307_200
 
 
@@ -87,7 +96,7 @@ def clock_of(line: bytes) -> float:
             return float("nan")
         return _second_of_day(match["clock"]) + _part(match["part"])
     try:
-        day = _day(match["year"], match["month"], match["day"], match["us"], match["glog"])
+        day = _day(match["date"] or match["us"] or match["glog"])
     except ValueError:
         return float("nan")
     seconds = day * float(_DAY_S) + _second_of_day(match["clock"]) + _part(match["part"])
@@ -113,26 +122,18 @@ def _second_of_day(clock: bytes) -> int:
 
 
 @lru_cache(maxsize=64)
-def _day(
-    year: bytes | None, month: bytes | None, day: bytes | None, us: bytes | None, glog: bytes | None
-) -> int:
-    """Return the day number; glog and Detectron2 leave the year out."""
-    if us is not None and us.count(b"/") == 1:
-        found = date(2000, int(us[:2]), int(us[3:]))
-    elif us is not None:
-        first, second, year_text = us.split(b"/")
-        full = int(year_text) + (2000 if len(year_text) == 2 else 0)
-        # Spark writes the year first (26/05/19); others write the month first.
-        found = (
-            date(2000 + int(first), int(second), int(year_text))
-            if int(first) > 12 and len(year_text) == 2
-            else date(full, int(first), int(second))
-        )
-    elif glog is not None:
-        found = date(2000, int(glog[:2]), int(glog[2:]))
+def _day(text: bytes) -> int:
+    """Return the day number of 2026-05-19, 05/19/2026, 05/19 or 0519; raise ValueError."""
+    if text[4:5] in (b"-", b"/"):
+        year, month, day = map(int, re.split(rb"[-/]", text))
+    elif len(text) <= 5:  # glog and Detectron2 leave the year out
+        year, month, day = 2000, int(text[:2]), int(text[-2:])
     else:
-        found = date(int(year or 0), int(month or 0), int(day or 0))
-    return timegm(found.timetuple()) // _DAY_S
+        month, day, year = map(int, text.split(b"/"))
+        if len(text) == 8 and month > 12:  # Spark writes the year first: 26/05/19
+            year, month, day = month, day, year
+        year += 2000 if len(text) == 8 else 0
+    return date(year, month, day).toordinal() - _DAY_1970
 
 
 _PIECES = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)\s*(d|h|m|s)(?![a-z])")

@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from stepgrade.protobuf import LENGTH, text_of, values
+from stepgrade.protobuf import messages, text_of, values
 from stepgrade.readers.logs.records import RecordLog
 
 SIGN = b":W&B"
@@ -24,31 +24,22 @@ _RUN_CONFIG = 4
 def read_wandb(chunks: Iterable[bytes], log: RecordLog) -> None:
     """Add the history and the settings of the run; a file that is cut off ends there."""
     for record in records(chunks):
-        for number, kind, value in values(record):
-            if kind != LENGTH or isinstance(value, int):
-                continue
-            if number == _HISTORY:
-                log.add({key: item for key, item in _items(value) if key is not None})
-            elif number == _CONFIG:
-                _settings(value, log)
-            elif number == _RUN:
-                for inner, inner_kind, config in values(value):
-                    if inner == _RUN_CONFIG and inner_kind == LENGTH and not isinstance(config, int):
-                        _settings(config, log)
+        for history in messages(record, _HISTORY):
+            log.add({key: item for key, item in _items(history) if key is not None})
+        in_runs = (messages(run, _RUN_CONFIG) for run in messages(record, _RUN))
+        for config in chain(messages(record, _CONFIG), *in_runs):
+            for name, value in _items(config):
+                if name is not None:
+                    log.set(name, value.get("value", value) if isinstance(value, dict) else value)
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
     """Yield whole records; invalid data ends its block."""
-    held = bytearray()
-    parts = bytearray()
-    is_first = True
+    held, parts, offset = bytearray(), bytearray(), _HEADER
     for chunk in chain(chunks, (None,)):
-        if chunk is not None:
-            held += chunk
+        held += chunk or b""
         while len(held) >= _BLOCK or (chunk is None and held):
             block, held = held[:_BLOCK], held[_BLOCK:]
-            offset = _HEADER if is_first else 0
-            is_first = False
             while offset + _CHUNK <= len(block):
                 _, length, kind = _FRAME.unpack_from(block, offset)
                 offset += _CHUNK
@@ -62,36 +53,21 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
                     yield memoryview(bytes(parts))
                     parts.clear()
                 offset += length
+            offset = 0
 
 
 def _items(message: memoryview) -> Iterator[tuple[str | None, object]]:
     """Yield names and values of a record's items, and its step."""
-    for number, kind, value in values(message):
-        if kind != LENGTH or isinstance(value, int):
-            continue
-        if number == 1:
-            keys: list[str] = []
-            decoded: object = None
-            for inner, _, item in values(value):
-                if inner in (1, 2):
-                    keys.append(text_of(item, 400) or "")
-                elif inner == 16:
-                    decoded = _json(text_of(item))
-            yield "/".join(keys) or None, decoded
-        elif number == 2:
-            step = next((item for inner, _, item in values(value) if inner == 1), 0)
-            yield "_step", step if isinstance(step, int) else None
-
-
-def _settings(message: memoryview, log: RecordLog) -> None:
-    for name, value in _items(message):
-        inner = value.get("value", value) if isinstance(value, dict) else value
-        if name is not None:
-            log.set(name, inner)
-
-
-def _json(text: str | None) -> object:
-    try:
-        return msgspec.json.decode(text or "")
-    except (msgspec.DecodeError, RecursionError):
-        return {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.get(text or "")
+    for item in messages(message, 1):
+        fields = list(values(item))
+        keys = [text_of(value, 400) or "" for number, _, value in fields if number in (1, 2)]
+        texts = [text_of(value) or "" for number, _, value in fields if number == 16]
+        found: object = None
+        try:
+            found = msgspec.json.decode(texts[-1]) if texts else None
+        except (msgspec.DecodeError, RecursionError):
+            found = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.get(texts[-1])
+        yield "/".join(keys) or None, found
+    for item in messages(message, 2):
+        step = next((value for number, _, value in values(item) if number == 1), 0)
+        yield "_step", step if isinstance(step, int) else None

@@ -1,4 +1,4 @@
-"""NCCL's own ranges: what they say about communication kernels and about the process's rank."""
+"""NVTX ranges of an export: those of programs, and NCCL's calls, which describe collectives and the rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from stepgrade.model.events import NONE, Collective, DeviceEvent
-from stepgrade.readers.nsys.device import process_of
-from stepgrade.readers.nsys.nvtx import CommunicationCall
+from stepgrade.readers.nsys.device import PID_BITS, PID_MASK, process_of, texts_of
 from stepgrade.readers.processes import Events
+from stepgrade.readers.sqlite import SqliteFile, json_object
 
 # As kernels name their type: ncclDevKernel_AllReduce_Sum_bf16_RING_LL.
 _DTYPES: Final = {
@@ -34,6 +35,41 @@ _RANKS: Final = "No. of ranks"
 _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _MOST_RANKS: Final = 1 << 20
 _MOST_IN_GROUP: Final = 4096
+_COLUMNS: Final = ("start", "end", "globalTid", "text", "textId", "jsonText", "jsonTextId")
+_RANGES: Final = 'where eventType in (59, 60) and "end" is not null'
+_LONGEST_NAME: Final = 100
+
+
+class CommunicationCall(Struct, frozen=True, kw_only=True):
+    """A call into NCCL with its payload."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    payload: dict[str, Any]
+
+
+def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[CommunicationCall]]:
+    """Add the ranges that have an end; return NCCL's calls by thread. Marks and domains have no end."""
+    numbers = file.whole_numbers("NVTX_EVENTS", ("textId", "jsonTextId"), _RANGES)
+    strings = texts_of(file, *numbers.values())
+    del numbers
+    calls: dict[int, list[CommunicationCall]] = {}
+    for start, end, thread, text, text_id, json, json_id in file.rows("NVTX_EVENTS", _COLUMNS, _RANGES):
+        if not (isinstance(start, int) and isinstance(end, int) and isinstance(thread, int)):
+            continue
+        name = text if isinstance(text, str) else strings.get(text_id, "")
+        if not name.startswith("nccl"):
+            events.annotate(thread >> PID_BITS & PID_MASK, thread, start, end, name)
+            continue
+        payload = json if isinstance(json, str) else strings.get(json_id, "")
+        call = CommunicationCall(
+            name=name[:_LONGEST_NAME], start_ns=start, end_ns=end, payload=json_object(payload)
+        )
+        calls.setdefault(thread, []).append(call)
+    for thread_calls in calls.values():
+        thread_calls.sort(key=lambda call: call.start_ns)
+    return calls
 
 
 class Communicators:
@@ -56,7 +92,7 @@ class Communicators:
                 self.rank, self.world_size = rank, ranks
 
     def describe(self, kernel: str, calls: Sequence[CommunicationCall]) -> Collective:
-        """Return what is known of the collective that a kernel carries out for the calls of a group."""
+        """Return the collective that a kernel carries out for the calls of a group."""
         payload: dict[str, Any] = {}
         for call in calls:
             payload |= call.payload
@@ -101,35 +137,27 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
         if thread not in starts:
             continue
         thread_calls, name = communicators.calls[thread], int(work["name"][row])
-        index = call_around(thread_calls, starts[thread], int(calls["start_ns"][launch]))
-        if index is None:
+        time_ns = int(calls["start_ns"][launch])
+        last = bisect_right(starts[thread], time_ns) - 1
+        # The call may be nested in another, as those of a group are.
+        around = (
+            index for index in range(last, max(last - 4, -1), -1) if thread_calls[index].end_ns >= time_ns
+        )
+        index = next(around, NONE)
+        if index == NONE:
             continue
         if (thread, index, name) not in made:
-            found = calls_launched_by(thread_calls, index)
-            collective = communicators.describe(texts[name], found) if found else None
-            made[thread, index, name] = (
-                NONE
-                if collective is None
-                else events.collectives.setdefault(collective, len(events.collectives))
-            )
+            found = [thread_calls[index]]
+            if found[0].name == _GROUP_END:  # it launches the calls of its group
+                first = index
+                while (
+                    first > 0 and thread_calls[first].name != _GROUP_START and index - first < _MOST_IN_GROUP
+                ):
+                    first -= 1
+                found = [call for call in thread_calls[first:index] if _SIZE in call.payload]
+            made[thread, index, name] = NONE
+            if found:
+                collective = communicators.describe(texts[name], found)
+                made[thread, index, name] = events.collectives.setdefault(collective, len(events.collectives))
         if made[thread, index, name] != NONE:
             work["collective"][row] = made[thread, index, name]
-
-
-def call_around(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> int | None:
-    """Return the index of the NCCL call at this time."""
-    index = bisect_right(starts, time_ns) - 1
-    # The call may lie inside another, as those of a group do.
-    while index >= 0 and calls[index].end_ns < time_ns and index > bisect_right(starts, time_ns) - 4:
-        index -= 1
-    return None if index < 0 or calls[index].end_ns < time_ns else index
-
-
-def calls_launched_by(calls: list[CommunicationCall], index: int) -> list[CommunicationCall]:
-    """Return the calls that the call at this index launches: itself, or those of its group."""
-    if calls[index].name != _GROUP_END:
-        return [calls[index]]
-    first = index
-    while first > 0 and calls[first].name != _GROUP_START and index - first < _MOST_IN_GROUP:
-        first -= 1
-    return [call for call in calls[first:index] if _SIZE in call.payload]

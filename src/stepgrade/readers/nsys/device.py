@@ -17,7 +17,7 @@ KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-_PLACE: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_SHARED: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _DIRECTIONS: Final = {
     1: (DeviceEvent.COPY_H2D, "HtoD"),
     2: (DeviceEvent.COPY_D2H, "DtoH"),
@@ -44,29 +44,22 @@ def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
 
 
 def add_device_work(file: SqliteFile, events: Events) -> None:
-    """Add kernels, copies, memsets, graphs, and the calls of the runtime and the driver."""
+    """Add kernels, copies, memsets, graphs, runtime and driver calls, and the profiler's own work."""
     calls = file.whole_numbers(CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
     functions = texts_of(file, calls["nameId"])
     # cudaLaunchKernel_v7000: the version that the function came with.
     plain = {number: re.sub(r"_v\d+$", "", text) for number, text in functions.items()}
-    events.add(
-        "calls",
-        process=process_of(calls["globalTid"]),
-        thread=calls["globalTid"],
-        name=events.name_ids(calls["nameId"], plain),
-        start=calls["start"],
-        end=calls["end"],
-        correlation=calls["correlationId"],
-    )
+    call_names = events.name_ids(calls["nameId"], plain)
+    _add_host(events, "calls", calls, call_names, correlation=calls["correlationId"])
     del calls
-    kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName"))
+    kernels = file.whole_numbers(KERNELS, (*_SHARED, "demangledName"))
     names = kernels["demangledName"]
     if len(names) and names.min() < 0:
         short = file.whole_numbers(KERNELS, ("start", "shortName"))["shortName"]
         names = np.where(names >= 0, names, short)
     _add_work(events, kernels, names=events.name_ids(names, texts_of(file, names)))
     del kernels, names
-    copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", *_COPY_KINDS))
+    copies = file.whole_numbers(COPIES, (*_SHARED, "bytes", *_COPY_KINDS))
     # The kinds are small numbers: three are packed into one.
     kind, source, target = (np.asarray(copies[name], np.int64) & 0xFF for name in _COPY_KINDS)
     kinds = groups(kind << 16 | source << 8 | target)
@@ -85,7 +78,7 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
         kind=np.array(directions, np.int8)[which],
         bytes=copies["bytes"],
     )
-    memsets = file.whole_numbers(MEMSETS, (*_PLACE, "bytes"))
+    memsets = file.whole_numbers(MEMSETS, (*_SHARED, "bytes"))
     _add_work(
         events,
         memsets,
@@ -94,24 +87,20 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
         bytes=memsets["bytes"],
     )
     # Graphs recorded as a whole: busy time without kernels.
-    graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
+    graphs = file.whole_numbers(GRAPHS, (*_SHARED, "graphExecId"))
     replayed = distinct(graphs["graphExecId"]).tolist()
     titles = {number: f"CUDA graph {number}" for number in replayed}
     _add_work(events, graphs, names=events.name_ids(graphs["graphExecId"], titles))
+    overhead = file.whole_numbers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
+    titles = texts_of(file, overhead["nameId"])
+    ids = events.name_ids(overhead["nameId"], titles)
+    _add_host(events, "ranges", overhead, ids, kind=int(RangeKind.OVERHEAD))
 
 
-def add_overhead(file: SqliteFile, events: Events) -> None:
-    """Add the profiler's own work on host threads."""
-    table = file.whole_numbers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
-    events.add(
-        "ranges",
-        process=process_of(table["globalTid"]),
-        thread=table["globalTid"],
-        name=events.name_ids(table["nameId"], texts_of(file, table["nameId"])),
-        start=table["start"],
-        end=table["end"],
-        kind=int(RangeKind.OVERHEAD),
-    )
+def _add_host(events: Events, sort: str, table: dict[str, Longs], names: Any, **more: Any) -> None:
+    threads = table["globalTid"]
+    times = {"start": table["start"], "end": table["end"]}
+    events.add(sort, process=process_of(threads), thread=threads, name=names, **times, **more)
 
 
 def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) -> None:

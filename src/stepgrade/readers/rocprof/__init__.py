@@ -30,13 +30,9 @@ def read(source: ByteSource) -> Part:
         from stepgrade.readers.rocprof.json_records import read_traces
 
         return Part(traces=read_traces(source))
-    if _CSV.match(source.head):
-        from stepgrade.readers.rocprof.csv_tables import read_trace
+    from stepgrade.readers.rocprof.tables import read_csv, read_database
 
-        return Part(traces=read_trace(source))
-    from stepgrade.readers.rocprof.databases import read_database
-
-    return Part(traces=read_database(source))
+    return Part(traces=(read_csv if _CSV.match(source.head) else read_database)(source))
 
 
 READER = Reader(

@@ -6,22 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
-from stepgrade.decoding import from_builtins, from_json
-from stepgrade.errors import BadJson, TooLarge
-from stepgrade.memory import check
+from stepgrade.decoding import from_builtins
 from stepgrade.model.events import NONE, Trace, TraceDevice
-from stepgrade.readers.annotations import Annotations
-from stepgrade.readers.processes import Events
-from stepgrade.readers.rocprof.facts import direction_of, kinds_of, traces_of
+from stepgrade.readers.processes import Events, copy_direction
+from stepgrade.readers.rocprof.tables import traces_of
 from stepgrade.readers.source import ByteSource
 
 _GPU: Final = 2
 # Of a record of 850 bytes, ten numbers and their objects stay.
 _MEMORY_PER_BYTE: Final = 3
-_LARGEST_BYTES: Final = 4 << 30
 _MOST: Final = (1 << 62) - 1
 _MOST_DIGITS: Final = 20  # of a number of 64 bits
 
@@ -117,25 +112,10 @@ class _File(Struct, frozen=True, rename={"processes": "rocprofiler-sdk-tool"}):
 
 def read_traces(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each process."""
-    pieces, size = [], 0
-    for chunk in source.chunks():
-        size += len(chunk)
-        check(size * _MEMORY_PER_BYTE, source.memory_bytes, source.name)
-        if size > _LARGEST_BYTES:
-            raise TooLarge("is larger than 4 GiB", where=source.name)
-        pieces.append(chunk)
-    text = b"".join(pieces)
-    del pieces
-    try:
-        found = from_json(text, _File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
-        raise BadJson(f"is not rocprofv3's JSON{reason}", where=source.name) from error
-    del text
+    file = source.decoded(_File, "rocprofv3's JSON", _MEMORY_PER_BYTE)
     events = Events()
     devices: dict[int, tuple[TraceDevice, ...]] = {}
-    annotations = Annotations(events)
-    for process in found.processes:
+    for process in file.processes:
         pid = process.metadata.pid & 0x7FFFFFFF
         gpus = [agent for agent in process.agents if agent.type == _GPU]
         node_ids = [agent.logical_node_type_id for agent in gpus]
@@ -151,29 +131,51 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
             )
             for agent in gpus
         )
-        _add_kernels(events, pid, process, numbers)
-        _add_copies(events, pid, process, numbers)
-        calls = process.buffer_records.hip_api
+        records = process.buffer_records
+        symbols = {
+            symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name or "?"
+            for symbol in process.kernel_symbols
+        }
+        infos = [record.dispatch_info or _Dispatch() for record in records.kernel_dispatch]
+        names, kinds = events.kernels(symbols.get(info.kernel_id, "?") for info in infos)
+        events.add(
+            "work",
+            process=pid,
+            name=names,
+            kind=kinds,
+            device=[numbers.get(info.agent_id.handle, 0) for info in infos],
+            stream=[info.queue_id.handle & _MOST for info in infos],
+            **_columns(records.kernel_dispatch),
+        )
+        copies = records.memory_copy
+        found = [copy_direction(_operation(process, record)) for record in copies]
+        handles = (
+            [each.handle for each in (record.dst_agent_id, record.src_agent_id) if each] for record in copies
+        )
+        events.add(
+            "work",
+            process=pid,
+            name=[word for _, word in found],
+            kind=[kind for kind, _ in found],
+            device=[next((numbers[key] for key in keys if key in numbers), 0) for keys in handles],
+            stream=[record.stream_id.handle & _MOST if record.stream_id else NONE for record in copies],
+            bytes=[_time(record.bytes) for record in copies],
+            **_columns(copies),
+        )
         events.add(
             "calls",
             process=pid,
-            name=np.array([events.name_id(_operation(process, record)) for record in calls], np.int32),
-            thread=np.array([record.thread_id & _MOST for record in calls], np.int64),
-            **_columns(calls),
+            name=[_operation(process, record) for record in records.hip_api],
+            thread=[record.thread_id & _MOST for record in records.hip_api],
+            **_columns(records.hip_api),
         )
         texts = _marker_texts(process.strings.marker_api)
-        for record in process.buffer_records.marker_api:
+        for record in records.marker_api:
             if record.end_timestamp > record.start_timestamp:
                 message = texts.get(record.correlation_id.internal) or _operation(process, record)
-                annotations.add(
-                    pid,
-                    record.thread_id & _MOST,
-                    _time(record.start_timestamp),
-                    _time(record.end_timestamp),
-                    message,
-                )
-    del found
-    annotations.write()
+                start, end = _time(record.start_timestamp), _time(record.end_timestamp)
+                events.annotate(pid, record.thread_id & _MOST, start, end, message)
+    del file
     return traces_of(events, source.name, "rocprofv3 JSON", lambda pid: devices.get(pid, ()))
 
 
@@ -182,59 +184,14 @@ def _time(value: int) -> int:
 
 
 def _columns(records: Sequence[_Record]) -> dict[str, Any]:
-    """Return what every record has."""
     return {
-        "start": np.array([_time(record.start_timestamp) for record in records], np.int64),
-        "end": np.array([_time(record.end_timestamp) for record in records], np.int64),
-        "correlation": np.array([record.correlation_id.internal & _MOST for record in records], np.int64),
+        "start": [_time(record.start_timestamp) for record in records],
+        "end": [_time(record.end_timestamp) for record in records],
+        "correlation": [record.correlation_id.internal & _MOST for record in records],
     }
-
-
-def _add_kernels(events: Events, pid: int, process: _Process, devices: dict[int, int]) -> None:
-    records = process.buffer_records.kernel_dispatch
-    symbols = {
-        symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name or "?"
-        for symbol in process.kernel_symbols
-    }
-    infos = [record.dispatch_info or _Dispatch() for record in records]
-    names = np.array([events.name_id(symbols.get(info.kernel_id, "?")) for info in infos], np.int32)
-    events.add(
-        "work",
-        process=pid,
-        name=names,
-        kind=kinds_of(events, names),
-        device=np.array([devices.get(info.agent_id.handle, 0) for info in infos], np.int32),
-        stream=np.array([info.queue_id.handle & _MOST for info in infos], np.int64),
-        **_columns(records),
-    )
-
-
-def _add_copies(events: Events, pid: int, process: _Process, devices: dict[int, int]) -> None:
-    records = process.buffer_records.memory_copy
-    found = [direction_of(_operation(process, record)) for record in records]
-    ends = [(record.dst_agent_id, record.src_agent_id) for record in records]
-    events.add(
-        "work",
-        process=pid,
-        name=np.array([events.name_id(word) for _, word in found], np.int32),
-        kind=np.array([kind for kind, _ in found], np.int8),
-        device=np.array(
-            [
-                next((devices[agent.handle] for agent in both if agent and agent.handle in devices), 0)
-                for both in ends
-            ],
-            np.int32,
-        ),
-        stream=np.array(
-            [record.stream_id.handle & _MOST if record.stream_id else NONE for record in records], np.int64
-        ),
-        bytes=np.array([_time(record.bytes) for record in records], np.int64),
-        **_columns(records),
-    )
 
 
 def _operation(process: _Process, record: _Record) -> str:
-    """Return the name of a record's operation."""
     kinds = process.strings.buffer_records
     operations = kinds[record.kind].operations if 0 <= record.kind < len(kinds) else []
     return operations[record.operation] if 0 <= record.operation < len(operations) else "?"

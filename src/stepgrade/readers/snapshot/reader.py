@@ -45,8 +45,15 @@ _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 _CHANGES = {"alloc": 1, "free_completed": -1}
 _FIELDS = ("action", "size", "addr", "time_us", "device_free", "frames")
 _COLUMNS = 6  # of an event: time, change, address, phase, maker, reserved after it
-_EVENT_BYTES = (
-    160  # from its row to what is made of it, measured; a pickle can name one entry again in two bytes
+_EVENT_BYTES = 160  # from its row to the result, measured; a pickle can repeat an entry in two bytes
+
+
+_NO_HISTORY = Note(
+    "no_memory_history",
+    "The history of allocations was not recorded: only what is held at the end is known.",
+)
+_NO_STACKS = Note(
+    "no_memory_stacks", "The snapshot has no Python stacks, so the purpose of allocations is unknown."
 )
 
 
@@ -55,14 +62,6 @@ class _Stack(NamedTuple):
 
     maker: Holder
     phase: int
-
-
-class _Held(NamedTuple):
-    """What a device holds when the snapshot is taken."""
-
-    allocated: int
-    reserved: int
-    largest_free: int  # in one piece, of what is reserved
 
 
 def read_snapshot(source: ByteSource) -> MemoryRecording:
@@ -74,24 +73,42 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
     segments = _rows(_list(snapshot, "segments"))
     reserved: Counter[int] = Counter()
     for segment in segments:
-        reserved[_device_of(segment)] += _size(segment, "total_size")
+        reserved[_size(segment, "device")] += _size(segment, "total_size")
     busiest = max(range(len(traces)), key=lambda number: (len(traces[number]), reserved[number]))
-    own = [segment for segment in segments if _device_of(segment) == busiest]
-    blocks = [row for part in _once([segment.get("blocks") for segment in own]) for row in _rows(part)]
-    held = _Held(
-        allocated=sum(_size(block, "size") for block in blocks if _is_active(block)),
-        reserved=sum(_size(segment, "total_size") for segment in own),
-        largest_free=max((_size(block, "size") for block in blocks if not _is_active(block)), default=0),
-    )
+    own = [segment for segment in segments if _size(segment, "device") == busiest]
+    sizes: dict[bool, list[int]] = {
+        True: [],
+        False: [0],
+    }  # of the blocks that are in use, and of those that are free
+    for block in (row for part in _once([segment.get("blocks") for segment in own]) for row in _rows(part)):
+        sizes[text_of(block.get("state")).startswith("active")].append(_size(block, "size"))
+    held_bytes, reserved_bytes = sum(sizes[True]), sum(_size(segment, "total_size") for segment in own)
     spans, optimizer = _optimizer_spans(_rows(_list(snapshot, "external_annotations")))
     check(len(traces[busiest]) * _EVENT_BYTES, source.memory_bytes)
-    history = walk_history(traces[busiest], spans)
+    history = _walk(traces[busiest], spans)
     table = history.rows
-    if not held.allocated and not len(table):
+    if not held_bytes and not len(table):
         raise BadInput("is a memory snapshot without allocations")
     # Earlier states are computed backwards from what is held at the end.
-    base = max(held.allocated - history.allocated, 0)
-    reserved_base = max(held.reserved - history.reserved, 0)
+    base = max(held_bytes - history.allocated, 0)
+    reserved_base = max(reserved_bytes - history.reserved, 0)
+    phase = table[:, 3]
+    freed = table[:, 1] < 0
+    if (phase[freed] == IN_BACKWARD).all():  # the stacks of frees were not recorded: take the event before
+        phase = phase[np.maximum.accumulate(np.where(freed, 0, np.arange(len(phase))))]
+    failed = None
+    if history.failed is not None:
+        requested, free, allocated, reserved_then, where = history.failed
+        in_use = base + allocated
+        failed = OutOfMemory(
+            asked_bytes=float(requested),
+            free_bytes=float(free),
+            allocated_bytes=float(max(in_use, 0)),
+            unallocated_bytes=float(max(reserved_base + reserved_then - in_use, 0)),
+            where=where,
+        )
+    settings = snapshot.get("allocator_settings")
+    is_expandable = isinstance(settings, dict) and settings.get("expandable_segments") is True
     return MemoryRecording(
         file=source.name,
         format="snapshot",
@@ -100,7 +117,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
             time_ns=table[:, 0],
             delta=table[:, 1],
             address=table[:, 2],
-            phase=_known_phases(table[:, 1], table[:, 3]).astype(np.int8),
+            phase=phase.astype(np.int8),
             tag=table[:, 4].astype(np.int32),
             makers=tuple(history.makers),
             base_bytes=base,
@@ -108,14 +125,19 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
             reserved=reserved_base + table[:, 5],
         ),
         has_phases=history.has_frames,
-        held_bytes=held.allocated,
-        reserved_bytes=held.reserved,
-        largest_free_bytes=held.largest_free,
+        held_bytes=held_bytes,
+        reserved_bytes=reserved_bytes,
+        largest_free_bytes=max(sizes[False]),
         step_ends=tuple(history.step_ends),
         retries=history.retries if len(table) else None,
-        failed=failure_in(history, base, reserved_base),
-        contents=_contents(history, len(own), held, snapshot),
-        notes=_notes(history),
+        failed=failed,
+        contents={
+            "events": f"{show_count(len(table))} allocations and frees",
+            "segments": f"{show_count(len(own))}, {show_bytes(reserved_bytes)}",
+            "recorded": "stacks" if history.has_frames else "no stacks",
+            **({"allocator": "expandable segments"} if is_expandable else {}),
+        },
+        notes=() if history.has_frames and len(table) else (_NO_STACKS if len(table) else _NO_HISTORY,),
     )
 
 
@@ -132,8 +154,8 @@ class _History(NamedTuple):
     failed: tuple[int, int, int, int, str | None] | None  # asked, free, allocated, reserved, where
 
 
-def walk_history(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> _History:
-    """Return what the entries say; `spans` are the optimizer's steps."""
+def _walk(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> _History:
+    """Return the history in the entries; `spans` are the optimizer's steps."""
     stacks = _Stacks()
     makers: dict[Holder, int] = {}
     rows = array("q")
@@ -172,9 +194,7 @@ def _fields_of(entries: Sequence[Entry]) -> Iterator[tuple[str, int, int, int, i
     indices, pick = None, itemgetter(0)
     for entry in entries:
         if isinstance(entry, Row):
-            if (
-                entry[0] is not indices
-            ):  # rows of one shape share this dict; it stands for what they do not have
+            if entry[0] is not indices:  # rows of one shape share this dict, which stands for missing fields
                 indices = entry[0]
                 pick = itemgetter(*(indices.get(name, 0) for name in _FIELDS))
             action, size, address, time_us, free, frames = pick(entry)
@@ -184,37 +204,13 @@ def _fields_of(entries: Sequence[Entry]) -> Iterator[tuple[str, int, int, int, i
         yield text_of(action), _number(size), _number(address), time_ns, _number(free), frames
 
 
-def failure_in(history: _History, base: int, reserved_base: int) -> OutOfMemory | None:
-    """Return what an `oom` entry says: the requested, free and held bytes."""
-    if history.failed is None:
-        return None
-    asked, free, allocated, reserved, where = history.failed
-    held = base + allocated
-    return OutOfMemory(
-        asked_bytes=float(asked),
-        free_bytes=float(free),
-        allocated_bytes=float(max(held, 0)),
-        unallocated_bytes=float(max(reserved_base + reserved - held, 0)),
-        where=where,
-    )
-
-
-def _known_phases(change: Longs, phase: Longs) -> Longs:
-    """Return the phases, with that of the event before where stacks of frees were not recorded."""
-    freed = change < 0
-    if (phase[freed] != IN_BACKWARD).any():
-        return phase
-    last = np.maximum.accumulate(np.where(freed, 0, np.arange(len(phase))))
-    return phase[last]
-
-
 class _Stacks:
-    """What the frames of entries say; a list of them, or a frame, is in many entries and is read once."""
+    """Reads the frames of entries; many entries share a list or a frame, which is read once."""
 
     def __init__(self) -> None:
         self.has_python = False
         self._known: dict[int, _Stack] = {}
-        self._frames: dict[int, tuple[str, str, PythonFrame] | None] = {}
+        self._frames: dict[int, tuple[str, str, PythonFrame | None]] = {}
 
     def read(self, frames: Plain) -> _Stack:
         """Return who requested an allocation, and in which pass."""
@@ -227,39 +223,26 @@ class _Stacks:
         phase = IN_BACKWARD  # autograd's threads run no Python
         for frame in frames:  # the innermost is first
             if id(frame) not in self._frames:
-                self._frames[id(frame)] = _read_frame(frame)
-            read = self._frames[id(frame)]
-            if read is not None:
-                phase = _phase_of_frame(read[0], read[1], phase)
-                op = op or read[2].name
-                where = where or (read[2].where if read[2].is_user else None)
+                row = frame if isinstance(frame, dict | Row) else {}
+                path, name = (text_of(row.get(key), _LONGEST_PATH) for key in ("filename", "name"))
+                is_python = path.endswith((".py", ">"))
+                python = read_frame(f"{path}({_size(row, 'line')}): {name}") if is_python else None
+                self._frames[id(frame)] = path, name, python
+            path, name, python = self._frames[id(frame)]
+            if python is not None:
+                if name == "zero_grad":
+                    phase = IN_ZERO_GRAD
+                elif phase in (IN_BACKWARD, IN_FORWARD):  # the phases of inner frames that are precise stay
+                    is_setup = name in _MAKES_MODULES and _MODULE_FILE.search(path)
+                    is_optimizer = _OPTIMIZER_FILE.search(path)
+                    phase = IN_OPTIMIZER if is_optimizer else IN_SETUP if is_setup else IN_FORWARD
+                op = op or python.name
+                where = where or (python.where if python.is_user else None)
         found = _Stack(Holder(bytes=0.0, op=op, where=where), phase)
         if frames:
             self._known[id(frames)] = found
             self.has_python = self.has_python or phase != IN_BACKWARD
         return found
-
-
-def _read_frame(frame: Plain) -> tuple[str, str, PythonFrame] | None:
-    """Return file, function and what they say of a frame in Python, else None."""
-    if not isinstance(frame, dict | Row):
-        return None
-    path = text_of(frame.get("filename"), _LONGEST_PATH)
-    if not path.endswith((".py", ">")):
-        return None
-    name = text_of(frame.get("name"), _LONGEST_PATH)
-    return path, name, read_frame(f"{path}({_size(frame, 'line')}): {name}")
-
-
-def _phase_of_frame(path: str, name: str, inside: int) -> int:
-    """Return the phase of a frame, given that of the frames inside it; what is precise stays."""
-    if inside in (IN_OPTIMIZER, IN_ZERO_GRAD, IN_SETUP):
-        return inside if name != "zero_grad" else IN_ZERO_GRAD
-    if name == "zero_grad":
-        return IN_ZERO_GRAD
-    if _OPTIMIZER_FILE.search(path):
-        return IN_OPTIMIZER
-    return IN_SETUP if name in _MAKES_MODULES and _MODULE_FILE.search(path) else IN_FORWARD
 
 
 def _optimizer_spans(annotations: Sequence[Entry]) -> tuple[list[tuple[int, int]], str]:
@@ -278,44 +261,13 @@ def _optimizer_spans(annotations: Sequence[Entry]) -> tuple[list[tuple[int, int]
     return sorted(spans), kind
 
 
-def _contents(history: _History, segments: int, held: _Held, snapshot: Entry) -> dict[str, str]:
-    settings = snapshot.get("allocator_settings")
-    known = settings if isinstance(settings, dict) else {}
-    contents = {
-        "events": f"{show_count(len(history.rows))} allocations and frees",
-        "segments": f"{show_count(segments)}, {show_bytes(held.reserved)}",
-        "recorded": "stacks" if history.has_frames else "no stacks",
-        "allocator": "expandable segments" if known.get("expandable_segments") is True else "",
-    }
-    return {name: text for name, text in contents.items() if text}
-
-
-def _notes(history: _History) -> tuple[Note, ...]:
-    notes = []
-    if not len(history.rows):
-        text = "The history of allocations was not recorded: only what is held at the end is known."
-        notes.append(Note("no_memory_history", text))
-    elif not history.has_frames:
-        text = "The snapshot has no Python stacks, so the purpose of allocations is unknown."
-        notes.append(Note("no_memory_stacks", text))
-    return tuple(notes)
-
-
-def _is_active(block: Entry) -> bool:
-    return text_of(block.get("state")).startswith("active")
-
-
-def _device_of(segment: Entry) -> int:
-    return _size(segment, "device")
-
-
 def _list(row: Entry, key: str) -> Sequence[Plain]:
     found = row.get(key)
     return found if isinstance(found, list | tuple) else []
 
 
 def _once(lists: Sequence[Plain]) -> Iterator[Sequence[Plain]]:
-    """Yield the lists; one that stands in several places, as only a made-up file has it, is taken once."""
+    """Yield the lists; a list that occurs several times, as only hostile files have it, is used once."""
     seen: set[int] = set()
     for found in lists:
         is_new = isinstance(found, list | tuple) and (not found or id(found) not in seen)

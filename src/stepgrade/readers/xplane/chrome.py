@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepgrade.decoding import from_json
-from stepgrade.errors import BadJson
-from stepgrade.memory import check
 from stepgrade.model.events import NONE, Longs, Trace
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.xplane.facts import PROFILER
 from stepgrade.readers.xplane.planes import (
     MISSING,
     NOISE,
@@ -26,7 +21,7 @@ from stepgrade.readers.xplane.planes import (
     PlaneLine,
     PlaneSpace,
 )
-from stepgrade.readers.xplane.reader import traces_of
+from stepgrade.readers.xplane.reader import PROFILER, traces_of
 
 _MEMORY_PER_BYTE: Final = 8
 _LATEST_US: Final = 1e15
@@ -57,16 +52,7 @@ class _File(Struct, frozen=True, rename={"events": "traceEvents"}):
 
 def read_traces(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each device that worked."""
-    pieces, size = [], 0
-    for chunk in source.chunks():
-        size += len(chunk)
-        check(size * _MEMORY_PER_BYTE, source.memory_bytes, source.name)
-        pieces.append(chunk)
-    try:
-        events = from_json(b"".join(pieces), _File).events
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
-        raise BadJson(f"is not a JAX trace{reason}", where=source.name) from error
+    events = source.decoded(_File, "a JAX trace", _MEMORY_PER_BYTE).events
     names = {event.pid: str(event.args.get("name", "")) for event in events if event.name == "process_name"}
     threads = {
         (event.pid, event.tid): str(event.args.get("name", ""))
@@ -77,7 +63,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     for event in events:
         if event.ph == "X" and event.pid in names and NOISE.match(event.name) is None:
             own.setdefault(event.pid, []).append(event)
-    del events, pieces
+    del events
     planes = [_plane(name, own.get(process, ()), threads) for process, name in names.items()]
     return traces_of(b"", PlaneSpace(planes=planes, is_cut=False), source.name, _PROFILER)
 
@@ -89,6 +75,10 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
     line = [lines.setdefault((event.pid, event.tid), len(lines)) for event in events]
     named = [names.setdefault(event.name[:4000], len(names)) for event in events]
 
+    def number(event: _Event, key: str) -> int:
+        value = str(event.args.get(key, ""))  # numbers are written as text
+        return int(value) if len(value) < 19 and value.removeprefix("-").isdecimal() else int(MISSING)
+
     def text(event: _Event, key: str) -> int:
         value = event.args.get(key)
         return texts.setdefault(value[:4000], len(texts)) if isinstance(value, str) else NONE
@@ -98,7 +88,7 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
         name=np.array(named, np.int32),
         start_ns=_nanoseconds([event.ts for event in events]),
         end_ns=_nanoseconds([event.ts + event.dur for event in events]),
-        numbers={key: np.array([_number(event, key) for event in events], np.int64) for key in NUMBERS},
+        numbers={key: np.array([number(event, key) for event in events], np.int64) for key in NUMBERS},
         texts={key: np.array([text(event, key) for event in events], np.int32) for key in TEXTS},
     )
     return Plane(
@@ -116,9 +106,3 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
 
 def _nanoseconds(times: list[float]) -> Longs:
     return np.rint(np.clip(np.array(times, np.float64), -_LATEST_US, _LATEST_US) * 1000).astype(np.int64)
-
-
-def _number(event: _Event, key: str) -> int:
-    """Return a whole number that was written as text."""
-    value = str(event.args.get(key, ""))
-    return int(value) if len(value) < 19 and value.removeprefix("-").isdecimal() else int(MISSING)

@@ -1,7 +1,6 @@
-"""HLO modules as a profile carries them: what each operation computes, where it comes from and what it costs.
+"""HLO modules in a profile: what each operation computes, where it comes from and what one execution costs.
 
-A multiply-add is two FLOPs. What an operation costs is that of one execution: a loop's body is counted as
-often as its events say, never by the module.
+A multiply-add is two FLOPs. The body of a loop counts once: its events show how often it runs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ _TYPES: Final = {
     24: ("c10::float8_e5m2fnuz", 1),
     25: ("c10::float8_e4m3fnuz", 1),
 }
-_TUPLE: Final = 13
 _ARITHMETIC: Final = frozenset(
     (
         *(
@@ -105,9 +103,7 @@ class Instruction(Struct, kw_only=True):
     called: Dims = ()
     computation: int = 0
     dot: tuple[Dims, Dims] | None = None  # dimensions of the left operand: contracted, batch
-    kernel_features: int | None = (
-        None  # the dimension of a convolution's kernel that has its output's features
-    )
+    kernel_features: int | None = None  # the dimension of a convolution's kernel with its output's features
     base_dilation: int = 1
     batch_groups: int = 1
     group_size: int | None = None
@@ -119,42 +115,32 @@ class Module:
 
     def __init__(self, data: bytes, offset: int, end: int) -> None:
         self.data = data
-        self.name = ""
         self.instructions: dict[int, Instruction] = {}
         self.by_name: dict[str, Instruction] = {}
         self.computations: dict[int, list[Instruction]] = {}
         self.passes: dict[int, set[str | None]] = {}  # of each computation and of what it calls
         self.entry = 0
-        for field in walk(data, offset, end):
-            if field.number == 1 and field.kind == LENGTH:
-                self._read_module(field.value, field.after)
+        modules = [field for field in walk(data, offset, end) if (field.number, field.kind) == (1, LENGTH)]
+        for field in (part for each in modules for part in walk(data, each.value, each.after)):
+            if field.number == 6 and field.kind == VARINT:
+                self.entry = field.value
+            elif field.number == 3 and field.kind == LENGTH:
+                number, found = 0, []
+                for part in walk(data, field.value, field.after):
+                    if part.number == 2 and part.kind == LENGTH:
+                        found.append(_read_instruction(data, part.value, part.after))
+                    elif part.number == 5 and part.kind == VARINT:
+                        number = part.value
+                self.computations[number] = found
+                for instruction in found:
+                    instruction.computation = number
+                    self.instructions[instruction.number] = instruction
+                    self.by_name.setdefault(instruction.name, instruction)
         # Who calls a computation: the first that does.
         self.callers: dict[int, Instruction] = {}
         for instruction in self.instructions.values():
             for called in instruction.called:
                 self.callers.setdefault(called, instruction)
-
-    def _read_module(self, offset: int, end: int) -> None:
-        for field in walk(self.data, offset, end):
-            if field.number == 1 and field.kind == LENGTH:
-                self.name = _text(self.data, field)
-            elif field.number == 3 and field.kind == LENGTH:
-                self._read_computation(field.value, field.after)
-            elif field.number == 6 and field.kind == VARINT:
-                self.entry = field.value
-
-    def _read_computation(self, offset: int, end: int) -> None:
-        number, found = 0, []
-        for field in walk(self.data, offset, end):
-            if field.number == 2 and field.kind == LENGTH:
-                found.append(_read_instruction(self.data, field.value, field.after))
-            elif field.number == 5 and field.kind == VARINT:
-                number = field.value
-        self.computations[number] = found
-        for instruction in found:
-            instruction.computation = number
-            self.instructions[instruction.number] = instruction
-            self.by_name.setdefault(instruction.name, instruction)
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yield an instruction and what it calls, each once: of a fusion all, of a loop its first parts."""
@@ -193,7 +179,12 @@ class Module:
         if instruction.opcode == "dot" and instruction.dot:
             contracted = instruction.dot[0]
         elif instruction.opcode == "custom-call" and ("gemm" in target or "matmul" in target):
-            contracted = self._contracted_by_config(instruction)
+            config = self.config_of(instruction)
+            nested = config.get("gemm_backend_config", config)
+            numbers = nested.get("dot_dimension_numbers") if isinstance(nested, dict) else None
+            axes = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
+            if isinstance(axes, list) and all(str(axis).isdecimal() and len(str(axis)) < 4 for axis in axes):
+                contracted = tuple(map(int, axes))
         if contracted is not None:
             left = self.operand(instruction, 0).first.dims
             if any(axis >= len(left) for axis in contracted):
@@ -211,16 +202,6 @@ class Module:
         taps = kernel.elements // kernel.dims[instruction.kernel_features]
         whole = 2 * made.elements * taps // (instruction.base_dilation * instruction.batch_groups)
         return min(whole, _LARGEST)
-
-    def _contracted_by_config(self, instruction: Instruction) -> Dims | None:
-        config = self.config_of(instruction)
-        found = config.get("gemm_backend_config", config)
-        numbers = found.get("dot_dimension_numbers") if isinstance(found, dict) else None
-        contracted = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
-        if not isinstance(contracted, list):
-            return None
-        axes = [int(axis) for axis in contracted if str(axis).isdecimal() and len(str(axis)) < 4]
-        return tuple(axes) if len(axes) == len(contracted) else None
 
     def config_of(self, instruction: Instruction) -> dict[str, Any]:
         """Return the backend config of an instruction."""
@@ -284,18 +265,6 @@ def _read_shape(data: bytes, offset: int, end: int, depth: int = 0) -> Shape:
     return Shape(kind, tuple(min(size, _LARGEST) for size in dims), tuple(parts))
 
 
-def _read_dot(data: bytes, field: WireField) -> tuple[Dims, Dims]:
-    axes: dict[int, Dims] = {}
-    for part in walk(data, field.value, field.after):
-        axes[part.number] = (*axes.get(part.number, ()), *_whole(data, part))
-    return axes.get(1, ()), axes.get(3, ())
-
-
-def _read_groups(data: bytes, field: WireField) -> int:
-    """Return how many devices a group of replicas has."""
-    return sum(len(_whole(data, part)) for part in walk(data, field.value, field.after) if part.number == 1)
-
-
 def _read_instruction(data: bytes, offset: int, end: int) -> Instruction:
     numbers: dict[int, int] = {}
     parts: dict[int, WireField] = {}
@@ -316,8 +285,20 @@ def _read_instruction(data: bytes, offset: int, end: int) -> Instruction:
         part = parts.get(number)
         return walk(data, part.value, part.after) if part else iter(())
 
-    config, shape, groups = parts.get(43), parts.get(3), parts.get(49)
+    config, shape = parts.get(43), parts.get(3)
     kernel = {part.number: part.value for part in inside(16) if part.kind == VARINT}
+    dot: dict[int, Dims] = {}
+    for part in inside(30):
+        dot[part.number] = (*dot.get(part.number, ()), *_whole(data, part))
+    dilation = 1  # of a convolution's input
+    for window in inside(15):
+        if window.number == 1 and window.kind == LENGTH:
+            sizes = {
+                part.number: part.value
+                for part in walk(data, window.value, window.after)
+                if part.kind == VARINT
+            }
+            dilation *= max(1, sizes.get(6, 1))
     return Instruction(
         name=text(1),
         opcode=text(2),
@@ -327,22 +308,13 @@ def _read_instruction(data: bytes, offset: int, end: int) -> Instruction:
         number=numbers.get(35, 0),
         operands=tuple(operands),
         called=tuple(called),
-        dot=_read_dot(data, parts[30]) if 30 in parts else None,
+        dot=(dot.get(1, ()), dot.get(3, ())) if 30 in parts else None,
         kernel_features=kernel.get(4, 0) if 16 in parts else None,
-        base_dilation=_read_dilation(data, parts[15]) if 15 in parts else 1,
+        base_dilation=min(dilation, 1 << 30),
         batch_groups=max(1, min(numbers.get(58, 1), 1 << 30)),
-        group_size=_read_groups(data, groups) if groups else None,
+        # How many devices a group of replicas has.
+        group_size=sum(len(_whole(data, part)) for part in inside(49) if part.number == 1)
+        if 49 in parts
+        else None,
         config=(config.value, config.after) if config else (0, 0),
     )
-
-
-def _read_dilation(data: bytes, field: WireField) -> int:
-    """Return the dilation of a convolution's input."""
-    product = 1
-    for window in walk(data, field.value, field.after):
-        if window.number == 1 and window.kind == LENGTH:
-            parts = walk(data, window.value, window.after)
-            product *= max(
-                1, next((part.value for part in parts if part.number == 6 and part.kind == VARINT), 1)
-            )
-    return min(product, 1 << 30)

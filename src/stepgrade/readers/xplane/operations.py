@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct, json, structs
+from numpy.typing import NDArray
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Collective, Compiled, Ids, Inputs, Longs
 from stepgrade.readers.processes import Events
 from stepgrade.readers.xplane.hlo import CONTROL_FLOW, Dims, Instruction, Module
-from stepgrade.readers.xplane.paths import direction_of, layer_of, plain_path, primitive_of
 from stepgrade.readers.xplane.planes import Plane, PlaneSpace
 
 COLLECTIVE: Final = re.compile(
@@ -24,7 +24,15 @@ _UNKNOWN_FUSION: Final = "fused computation"
 _PRODUCTS: Final = {"dot": "dot_general", "convolution": "conv_general_dilated"}
 _MOST_ITERATIONS: Final = 512
 _WHOLE_NUMBERS: Final = (4, 5, 8)  # 32 and 64 bits with a sign, 32 without
-_HOST_MEMORY: Final = "S(5)"
+_WRAPPED: Final = re.compile(r"([\w.]{1,40})\((.*)\)")
+# JAX's own names, which are not scopes of the program.
+_MACHINERY: Final = re.compile(
+    r"(while|body|cond|closed_call|checkpoint|rematted_computation|remat\d?|pjit|main|core_call|shard_map|xla_call"
+    r"|custom_[jv]+p_call(_jaxpr)?|branch_\d{1,4}_fun|scan|body_fun|cond_fun|named_call|checkpoint_name)?"
+)
+_NUMBERED: Final = re.compile(r"([A-Za-z_][\w.\- ]{0,60}?)[_.\-\[ ]{0,2}(\d{1,5})\]?")
+_RECOMPUTED: Final = re.compile(r"rematted_computation|checkpoint/\w{0,20}remat")
+_LONGEST_PATH: Final = 1000
 
 
 class HloOperation(Struct, kw_only=True):
@@ -46,7 +54,7 @@ class HloOperation(Struct, kw_only=True):
     program: Module | None = None
 
     def described(self, layer: str | None) -> Inputs:
-        """Return what is known about one execution."""
+        """Return the description of one execution."""
         return Inputs(
             dims=b"[]",
             types=json.encode(self.types),
@@ -57,7 +65,7 @@ class HloOperation(Struct, kw_only=True):
 
 
 class Programs:
-    """The programs of a profile by their numbers; one is decoded when its first operation is asked for."""
+    """The programs of a profile by their ids, each decoded when an operation of it is first looked up."""
 
     def __init__(self, data: bytes, space: PlaneSpace) -> None:
         self._data = data
@@ -76,25 +84,18 @@ class Programs:
                 for key in (own_id, program if isinstance(program, int) else None, None):
                     self._protos.setdefault((module or name, key), proto)
 
-    def find(self, module: str, program: int, hlo: str) -> tuple[Module, dict[str, str | None]] | None:
-        """Return the program that has an operation, and the passes of what it holds."""
-        for key in ((module, program), (module, program & 0xFFFFFFFFFFFFFFFF), (module, None)):
-            span = self._protos.get(key)
-            if span is None:
-                continue
-            if span not in self._modules:
-                decoded = Module(self._data, *span)
-                self._modules[span] = decoded, _passes(decoded)
-            found = self._modules[span]
-            if hlo in found[0].by_name:
-                return found
-        return None
-
     def operation(self, module: str, program: int, hlo: str, path: str, seen: frozenset[str]) -> HloOperation:
-        """Return what is known of an operation; `seen` are those of its program that have events."""
-        found = self.find(module, program, hlo)
-        if found is None:
-            path = plain_path(path)
+        """Return an operation; `seen` are the operations of its program that have events."""
+        keys = ((module, program), (module, program & 0xFFFFFFFFFFFFFFFF), (module, None))
+        for span in (self._protos[key] for key in keys if key in self._protos):
+            if span not in self._modules:
+                compiled = Module(self._data, *span)
+                self._modules[span] = compiled, _passes(compiled)
+            if hlo in self._modules[span][0].by_name:
+                decoded, passes = self._modules[span]
+                break
+        else:
+            path = _plain_path(path)
             opcode = hlo.lstrip("%").rstrip(".0123456789")
             # Without its HLO a fusion may be anything, including a matmul.
             is_unknown = opcode.endswith("fusion") and not path
@@ -102,13 +103,12 @@ class Programs:
                 name=_UNKNOWN_FUSION if is_unknown else _name(opcode, opcode, path),
                 hlo=hlo,
                 path=path,
-                direction=direction_of(path),
-                layer=layer_of(path),
+                direction=_direction(path),
+                layer=_layer(path),
                 is_control_flow=opcode in CONTROL_FLOW,
                 collective=_collective(opcode, None, None),
             )
-        decoded, passes = found
-        # Devices run the same program: what is known of an operation is computed for the first of them.
+        # Devices run the same program: an operation is described once for all of them.
         key = (id(decoded), hlo, path, self._seen.setdefault(seen, seen))
         if key not in self._operations:
             self._operations[key] = _from_module(decoded, decoded.by_name[hlo], passes, path, seen)
@@ -118,16 +118,16 @@ class Programs:
 def _passes(module: Module) -> dict[str, str | None]:
     """Return the pass of each instruction: by its path, else by what it works on.
 
-    What takes a gradient and has no path of a pass is the optimizer's. An instruction that the compiler made,
-    without a path, belongs with its operands.
+    An instruction that takes gradients and whose path names no pass belongs to the optimizer. Instructions of
+    the compiler, which have no path, belong with their operands.
     """
     found: dict[int, str | None] = {}
     named: dict[str, str | None] = {}
     trains = any("transpose(" in instruction.path for instruction in module.instructions.values())
     for instruction in module.instructions.values():  # operands come before what uses them
-        own = direction_of(instruction.path) if instruction.path else None
+        own = _direction(instruction.path) if instruction.path else None
         if own is None and instruction.called and not instruction.path:
-            inner = (direction_of(part.path) for part in module.inside(instruction) if part.path)
+            inner = (_direction(part.path) for part in module.inside(instruction) if part.path)
             own = next((direction for direction in inner if direction), None)
         if own is None and trains:
             above = [found.get(number) for number in instruction.operands]
@@ -147,7 +147,7 @@ def _from_module(
     is_control_flow = instruction.opcode in CONTROL_FLOW and any(other.name in seen for other in inside[1:])
     counted = [instruction] if is_control_flow else inside
     products = [(other, flops) for other in counted if (flops := module.product_flops(other)) is not None]
-    path = plain_path(instruction.path or path or next((other.path for other in inside if other.path), ""))
+    path = _plain_path(instruction.path or path or next((other.path for other in inside if other.path), ""))
     main = max(products, key=lambda found: found[1])[0] if products else instruction
     opcode = next((other.opcode for other in counted if COLLECTIVE.match(other.opcode)), main.opcode)
     # How often a loop without events of its own ran, and which branch was taken, is unknown.
@@ -172,7 +172,7 @@ def _from_module(
         hlo=instruction.name,
         path=path,
         direction=passes.get(instruction.name),
-        layer=layer_of(path),
+        layer=_layer(path),
         flops=flops,
         bytes=0 if is_control_flow else module.moved_bytes(instruction),
         types=tuple(name for name in typed if name),
@@ -201,8 +201,8 @@ def _name(opcode: str, own: str, path: str, target: str = "") -> str:
     if opcode in _PRODUCTS.values() or COLLECTIVE.match(opcode) or own in CONTROL_FLOW:
         return opcode
     if own == "custom-call":
-        return target or primitive_of(path) or own
-    primitive = primitive_of(path)
+        return target or _primitive(path) or own
+    primitive = _primitive(path)
     if primitive in _PRODUCTS.values():
         primitive = ""  # a product's bias or layout: the product itself is elsewhere
     if own == "fusion" or own.endswith("fusion"):
@@ -211,7 +211,6 @@ def _name(opcode: str, own: str, path: str, target: str = "") -> str:
 
 
 def _collective(opcode: str, instruction: Instruction | None, module: Module | None) -> Collective | None:
-    """Return the message of a collective."""
     if COLLECTIVE.match(opcode) is None:
         return None
     name = COLLECTIVE.sub(lambda found: found[1], opcode)
@@ -226,11 +225,6 @@ def _collective(opcode: str, instruction: Instruction | None, module: Module | N
         dtype=(made.type_name or "").removeprefix("c10::").replace("signed char", "char") or None,
         group_size=instruction.group_size,
     )
-
-
-def _is_tokens(instruction: Instruction) -> bool:
-    is_rows = 2 <= len(instruction.shape.dims) <= 3 and instruction.shape.dims[-1] > 1
-    return instruction.opcode == "parameter" and instruction.shape.type in _WHOLE_NUMBERS and is_rows
 
 
 class PlaneOperations(Struct, kw_only=True):
@@ -264,9 +258,12 @@ class PlaneOperations(Struct, kw_only=True):
             return None
         main = programs[max(total, key=lambda key: total[key])]
         sizes = [
-            instruction.shape.dims
-            for instruction in main.computations.get(main.entry, ())
-            if _is_tokens(instruction)
+            each.shape.dims
+            for each in main.computations.get(main.entry, ())
+            if each.opcode == "parameter"
+            and each.shape.type in _WHOLE_NUMBERS
+            and 2 <= len(each.shape.dims) <= 3
+            and each.shape.dims[-1] > 1
         ]
         return max(sizes, key=math.prod, default=None)
 
@@ -311,41 +308,26 @@ def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
         module = text(events.texts["hlo_module"], row)
         own_path = texts[int(path[row])] if path[row] >= 0 and texts[int(path[row])] != "XlaModule:" else ""
         operation = programs.operation(module, program, name_of(row), own_path, seen)
-        operations.append(_with_stats(plane, row, operation) if is_op_line[row] else operation)
+        if is_op_line[row]:  # of a TPU, whose metadata has figures
+            operation = structs.replace(operation)
+            stats = plane.metadata[int(events.name[row])]
+            flops, moved = stats.get("model_flops", stats.get("flops")), stats.get("bytes_accessed")
+            category = str(stats.get("hlo_category", ""))
+            operation.is_control_flow |= category in CONTROL_FLOW
+            if "convolution" in category:
+                operation.name = "dot_general" if "dot_general" in operation.path else "conv_general_dilated"
+            if isinstance(flops, int) and not operation.is_control_flow:
+                operation.flops = max(flops, 0)
+            if isinstance(moved, int):
+                operation.bytes = max(moved, 0)
+        operations.append(operation)
     return PlaneOperations(operations=operations, which=which.astype(np.int32))
 
 
-def _with_stats(plane: Plane, row: int, operation: HloOperation) -> HloOperation:
-    """Return an operation with what a TPU's metadata says of it."""
-    operation = structs.replace(operation)
-    stats = plane.metadata[int(plane.events.name[row])]
-    flops, moved = stats.get("model_flops", stats.get("flops")), stats.get("bytes_accessed")
-    category = stats.get("hlo_category")
-    if isinstance(category, str) and category in CONTROL_FLOW:
-        operation.is_control_flow = True
-    if isinstance(category, str) and "convolution" in category:
-        operation.name = "dot_general" if "dot_general" in operation.path else "conv_general_dilated"
-    if isinstance(flops, int) and not operation.is_control_flow:
-        operation.flops = max(flops, 0)
-    if isinstance(moved, int):
-        operation.bytes = max(moved, 0)
-    return operation
-
-
-def touches_host(text: str) -> bool:
-    """Tell whether a copy's text names the host's memory."""
-    return _HOST_MEMORY in text
-
-
-class DescribedRuns(Struct, kw_only=True):
-    """What is known of executions of operations; those alike share it."""
-
-    described: list[Inputs]
-    which: Longs
-
-
-def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> DescribedRuns:
-    """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
+def describe(
+    found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs
+) -> tuple[list[Inputs], NDArray[np.intp]]:
+    """Return descriptions of executions, and which of them each row has: in a loop, that of its round."""
     which = found.which[rows]
     loops = np.array(
         [bool(op.loop) and 0 < (op.trips or 0) <= _MOST_ITERATIONS for op in found.operations] or [False],
@@ -364,17 +346,62 @@ def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -
     kinds = groups(which.astype(np.int64) * (_MOST_ITERATIONS + 1) + turn + 1)
     described = []
     for kind in kinds.values.tolist():
-        index, round_ = divmod(kind, _MOST_ITERATIONS + 1)
-        operation = found.operations[index]
-        described.append(operation.described(_layer_name(operation, round_ - 1)))
-    return DescribedRuns(described=described, which=kinds.which.astype(np.int64))
+        index, turns = divmod(kind, _MOST_ITERATIONS + 1)
+        operation, layer = found.operations[index], None
+        if operation.layer:
+            layer = f"{operation.layer[0]}_{operation.layer[1]}"
+        elif turns and operation.trips is not None:
+            is_reverse = operation.direction in ("backward", "recompute")
+            layer = f"scan_{operation.trips - turns if is_reverse else turns - 1}"
+        described.append(operation.described(layer))
+    return described, kinds.which
 
 
-def _layer_name(operation: HloOperation, turn: int) -> str | None:
-    """Return the layer: the numbered scope, else the round of the loop; a backward pass runs in reverse."""
-    if operation.layer:
-        return f"{operation.layer[0]}_{operation.layer[1]}"
-    if turn < 0 or operation.trips is None:
-        return None
-    is_reverse = operation.direction in ("backward", "recompute")
-    return f"scan_{operation.trips - 1 - turn if is_reverse else turn}"
+def _plain_path(path: str) -> str:
+    """Return one path where several were merged into `prefix/(a/add:b/mul)`, without the colon at the end."""
+    path = path[:_LONGEST_PATH].rstrip(":")
+    prefix, merged, rest = path.partition("/(")
+    return f"{prefix}/{rest.split(':', 1)[0].rstrip(')')}" if merged and ":" in rest else path
+
+
+def _direction(path: str) -> str | None:
+    """Return the pass that a path belongs to: forward, backward, recompute; None if unknown."""
+    if "transpose(" in path:
+        return "recompute" if _RECOMPUTED.search(path) else "backward"
+    if "rematted_computation" in path:
+        return "recompute"
+    return "forward" if "jvp(" in path else None
+
+
+def _primitive(path: str) -> str:
+    """Return the last name of a path: the primitive that is computed."""
+    return _parts(path)[-1] if path else ""
+
+
+def _layer(path: str) -> tuple[str, int] | None:
+    """Return name and number of the outermost numbered scope of the program, None without any."""
+    for part in _parts(path)[:-1]:
+        name = part
+        for _ in range(8):
+            wrapped = _WRAPPED.fullmatch(name)
+            if wrapped is None:
+                break
+            name = "" if wrapped[1] in ("jit", "pjit") else wrapped[2]
+        for scope in name.split("/"):
+            if not _MACHINERY.fullmatch(scope) and (numbered := _NUMBERED.fullmatch(scope)):
+                return numbered[1], int(numbered[2])
+    return None
+
+
+def _parts(path: str) -> list[str]:
+    """Return the parts of a path; a slash in brackets parts nothing."""
+    parts, depth, first = [], 0, 0
+    for index, letter in enumerate(path):
+        if letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+        elif letter == "/" and depth <= 0:
+            parts.append(path[first:index])
+            first = index + 1
+    return [*parts, path[first:]]

@@ -1,8 +1,7 @@
 """Protobuf's wire format in bulk: the fields of many messages at once, in numpy columns.
 
-Each round takes the next field of every message that has one left, so that Python does a step for each field
-of a message and not for each message. Messages may have their fields in any order. Damaged bytes end their
-message: no field is read beyond its message.
+Each round takes the next field of every message that has one left, so that Python loops over the fields of a
+message and not over messages. Damaged bytes end their message; no field is read beyond its message.
 """
 
 from __future__ import annotations
@@ -113,12 +112,7 @@ def rounds(
             after = after[sound]
         yield Round(message, number, kind, value, size, is_uniform)
         offset = after
-    yield from _walked_alone(data, message, offset, end)
-
-
-def _walked_alone(data: bytes, message: Longs, offset: Longs, end: Longs) -> Iterator[Round]:
-    """Yield what is left of messages with very many fields."""
-    rest = [
+    rest = [  # of messages with very many fields
         (index, min(field.number, 1 << 31), field.kind, signed(field.value), field.size)
         for index, first, last in zip(message.tolist(), offset.tolist(), end.tolist(), strict=True)
         for field in walk(data, first, last)
@@ -193,10 +187,3 @@ def _varints_by_byte(octets: Bytes, offset: Longs, end: Longs) -> tuple[Longs, L
         more = more[byte > 0x7F]
     sound[more] = False
     return value, after, sound
-
-
-def doubles(data: bytes, offsets: Longs) -> NDArray[np.float64]:
-    """Return the 8-byte floats at these offsets."""
-    octets: Bytes = np.frombuffer(data, np.uint8)
-    parts = octets[offsets[:, None] + np.arange(8)] if len(offsets) else np.zeros((0, 8), np.uint8)
-    return np.ascontiguousarray(parts).view("<f8").reshape(-1).astype(np.float64)

@@ -1,7 +1,7 @@
 """Runs first in every Python started by `stepgrade record`, and starts recording once torch is imported.
 
-Nothing but the smallest modules is imported before the script runs: what it sets for torch or numpy before
-it imports them, such as the number of threads, must still be heard.
+Only small modules are imported before the script runs: what it sets for torch or numpy before importing them,
+such as the number of threads, must still take effect.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class AfterTorch:
     def leave(self, name: str, text: str) -> None:
         """Leave a note for the parent process; ignore failures."""
         try:
-            with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:
-                said.write(text)
+            with open(os.path.join(self._session, name), "w", encoding="utf-8") as note:
+                note.write(text)
         except OSError:
             pass
 

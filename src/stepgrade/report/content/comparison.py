@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift, StepChange
 from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import Note, texts_of
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.blocks import (
     Block,
     Column,
     Differences,
+    Fact,
+    Facts,
     Heading,
     Paragraph,
+    Space,
     Table,
+    Title,
     bullets,
 )
-from stepgrade.report.words import joined, plural
+from stepgrade.report.names import joined, plural
 from stepgrade.units import (
     MISSING,
     show_bytes,
@@ -27,6 +33,9 @@ from stepgrade.units import (
     show_samples_rate,
     show_share,
 )
+
+if TYPE_CHECKING:
+    from stepgrade.compare.runs import Repeats
 
 _NOISE = {
     "measured": "measured from history",
@@ -88,7 +97,7 @@ def show_regression(metric: str, delta: float) -> str:
 
 
 def shift_cells(shift: Shift) -> tuple[str, str, str, str, str]:
-    """Return kind, name, before, now and the change of a part; what was not there before is new."""
+    """Return kind, name, before, now and change of a part; a part without an earlier value is new."""
     name = account_words(shift.name) if shift.kind == "ledger" else shift.name
     kind, name = _KINDS.get(shift.kind, shift.kind), "per step" if shift.kind == "launches" else name
     show = show_ms if shift.unit == "ms" else show_count
@@ -102,7 +111,7 @@ def shift_cells(shift: Shift) -> tuple[str, str, str, str, str]:
 def difference_blocks(
     differences: Iterable[Note], flags: Mapping[str, str], *, compared: bool
 ) -> tuple[Block, ...]:
-    """Return how the circumstances differ, if they do."""
+    """Return how the setups differ, if they do."""
     texts = tuple(texts_of(differences, flags))
     headline = "compared although these differ:" if compared else "not comparable, these differ:"
     return (Differences(headline, texts),) if texts else ()
@@ -123,7 +132,7 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
             change.outcome,
             show_noise(change.noise),
             ": ".join(filter(None, (change.outcome, "; ".join(filter(None, (change.why, change.more)))))),
-            joined(show_noise(change.noise), earlier_runs(change)),
+            joined(show_noise(change.noise), plural(change.before_runs, "earlier run")),
         )
         for change in changes
     )
@@ -146,7 +155,7 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
 
 
 def step_change_blocks(change: StepChange | None) -> tuple[Block | StepChange, ...]:
-    """Return the way from the old step to the new one for a page, or what is missing for it."""
+    """Return the change from the old step to the new one for a page, or why it is unknown."""
     if change is None:
         text = (
             "The parts of the baseline's step are not known. Give a profile or a scorecard of stepgrade as "
@@ -158,7 +167,7 @@ def step_change_blocks(change: StepChange | None) -> tuple[Block | StepChange, .
 
 
 def shift_table(shifts: Sequence[Shift]) -> tuple[Block, ...]:
-    """Return what the change is made of, each kind under its name; sentences where there is no room."""
+    """Return the parts of the change by kind; sentences on a narrow terminal."""
     if not shifts:
         return ()
     rows = tuple(shift_cells(shift) for shift in shifts)
@@ -190,11 +199,38 @@ def shift_table(shifts: Sequence[Shift]) -> tuple[Block, ...]:
     return Heading("What changed", only="full"), Heading(table.label, only="page"), table
 
 
+def regression_blocks(card: Scorecard) -> Iterator[Block]:
+    """Yield how the card compares with its baseline."""
+    yield Heading("Against", card.baseline or "")
+    if not card.compared:
+        yield Paragraph("nothing could be compared", style="fair")
+    elif not card.regressions:
+        yield Paragraph("no regression", style="good")
+    yield Facts(
+        tuple(
+            Fact(
+                found.severity,
+                f"{title_of(found.metric)} {show_regression(found.metric, found.delta)}",
+                "bad" if found.severity == "critical" else "fair",
+            )
+            for found in card.regressions
+        ),
+        width=10,
+        header=("Severity", "Regression"),
+    )
+    for change in card.changes:
+        if change.outcome not in ("regressed", "improved"):
+            text = f"{title_of(change.metric)}: {change.outcome}, {change.why}"
+            yield Paragraph(text, hanging=2)
+    yield from change_table(card.changes)
+    yield from shift_table(card.changed)
+
+
 def noise_lines(changes: Iterable[MetricChange]) -> tuple[Paragraph, ...]:
     """Return how much identical runs differ, once for the metrics that have the same noise."""
     groups: dict[str, list[str]] = {}
     for change in changes:
-        basis = f"{show_noise(change.noise)}; {earlier_runs(change)}"
+        basis = f"{show_noise(change.noise)}; {plural(change.before_runs, 'earlier run')}"
         groups.setdefault(basis, []).append(title_of(change.metric))
     return tuple(
         Paragraph(f"noise from run to run ({', '.join(names)}): {basis}", style="dim", only="brief")
@@ -202,6 +238,25 @@ def noise_lines(changes: Iterable[MetricChange]) -> tuple[Paragraph, ...]:
     )
 
 
-def earlier_runs(change: MetricChange) -> str:
-    """Return how many runs a metric is compared with."""
-    return plural(change.before_runs, "earlier run")
+def repeats(found: Repeats, _flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield a row for each run, and the noise between them."""
+    yield Title("Repeated", f"stepgrade · {plural(len(found.runs), 'run')} of one command")
+    yield Space()
+    columns = (
+        Column("run", width=34),
+        Column("step", width=10, right=True),
+        Column("rate", width=18, right=True),
+        Column("grade", width=10, gap=2),
+    )
+    rows = tuple(
+        (run.file, show_ms(run.step_ms), show_metric(run.rate_metric, run.rate), run.grade)
+        for run in found.runs
+    )
+    yield Table(columns, rows)
+    yield Space()
+    if found.noise_share is None:
+        yield Paragraph("One run says nothing about how much identical runs differ.")
+    else:
+        noise = show_share(found.noise_share)
+        text = f"Identical runs differ by {noise} of the step time (standard deviation)."
+        yield Paragraph(text, style="title")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepgrade.model.comparison import METRICS, GateReport, MetricChange
+from stepgrade.model.comparison import METRICS, GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Badge,
@@ -34,8 +34,7 @@ from stepgrade.report.content.comparison import (
     title_of,
 )
 from stepgrade.report.figures import Diverging, FallRow, Page, Shown, Tiles, empty, note, sections_of
-from stepgrade.report.names import shortened
-from stepgrade.report.words import joined
+from stepgrade.report.names import joined, shortened
 from stepgrade.units import show_delta, show_ms, show_share
 
 PARTS_SHOWN = 8
@@ -54,7 +53,7 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
         yield Title("", "against ", report.baseline)
     yield Space()
     reached = f" ({show_share(report.efficiency)})" if report.efficiency is not None else ""
-    bound = f", {report.grade_at_most} or lower" if report.grade_at_most else ""
+    bound = f", {report.grade_at_most} at best" if report.grade_at_most else ""
     against = f" against {report.baseline}" if report.baseline else ""
     yield Paragraph(f"Grade {report.grade}{reached}{bound}", style="title", only="full")
     yield Paragraph(f"{report.source}{against}", only="full")
@@ -73,9 +72,17 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
     if not report.changes:
         yield empty("No metric was compared.")
     else:
-        text = "The bar is where the change surely lies (99.5 %); the line in the middle is no change. "
+        text = "The bar is the 99 % interval of the change; the line in the middle is no change. "
         yield Paragraph(f"{text}Worse is to the right.", only="page")
-        yield Diverging(tuple(map(_interval, report.changes)), least_reach=0.01)
+        rows = []
+        for change in report.changes:
+            sign = -1.0 if change.metric in METRICS and METRICS[change.metric].worse == "down" else 1.0
+            low, high = sorted((sign * change.low, sign * change.high))
+            name, moved = title_of(change.metric), show_delta(change.change)
+            tip = f"{name}: {moved}, surely {show_interval(change)}, {change.outcome}"
+            look, dot = _BARS.get(change.outcome, "whole"), sign * change.change
+            rows.append(FallRow(name=name, low=low, high=high, dot=dot, figures=moved, tip=tip, look=look))
+        yield Diverging(tuple(rows), least_reach=0.01)
     yield from change_table(report.changes)
     yield from noise_lines(report.changes)
     yield Heading("What changed", nav="What changed", only="page")
@@ -101,30 +108,20 @@ def tiles(report: GateReport) -> Iterator[tuple[str, str, str]]:
     """Yield each metric as it is now and was before, and the grade."""
     for change in report.changes:
         before = f"was {show_metric(change.metric, change.before)}"
-        told = joined(before, show_change(change), change.outcome)
-        yield title_of(change.metric).capitalize(), show_metric(change.metric, change.now), told
+        about = joined(before, show_change(change), change.outcome)
+        yield title_of(change.metric).capitalize(), show_metric(change.metric, change.now), about
     reached = "" if report.efficiency is None else f"{show_share(report.efficiency)} of the ceiling"
-    yield "Grade", report.grade, f"{report.grade_at_most} or lower" if report.grade_at_most else reached
+    yield "Grade", report.grade, f"{report.grade_at_most} at best" if report.grade_at_most else reached
 
 
 def side_by_side(report: GateReport) -> dict[str, tuple[Shown, ...]]:
-    """Return what the server shows of two runs: how they differ, and each metric with what changed."""
+    """Return the server's view of two runs: how they differ, and the changes of each metric."""
     differences = difference_blocks(report.differences, {}, compared=True)
     changed = (*change_table(report.changes), *step_change_blocks(report.step_change))
     return {
         "before": (*differences, Tiles(tuple(tiles(report)))),
         "metrics": changed if report.changes else (),
     }
-
-
-def _interval(change: MetricChange) -> FallRow:
-    """Return where a change surely lies; worse is to the right."""
-    sign = -1.0 if change.metric in METRICS and METRICS[change.metric].worse == "down" else 1.0
-    low, high = sorted((sign * change.low, sign * change.high))
-    name, moved = title_of(change.metric), show_delta(change.change)
-    tip = f"{name}: {moved}, surely {show_interval(change)}, {change.outcome}"
-    look, dot = _BARS.get(change.outcome, "whole"), sign * change.change
-    return FallRow(name=name, low=low, high=high, dot=dot, figures=moved, tip=tip, look=look)
 
 
 def _checks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
@@ -159,8 +156,8 @@ def _parts(report: GateReport) -> Iterator[Shown]:
         for part in report.parts[:PARTS_KEPT]
     )
     points = [
-        Bullet(f"{name}: {show_change(part.change)}", only="full" if place >= PARTS_SHOWN else None)
-        for place, (name, part) in enumerate(zip(named, report.parts, strict=False))
+        Bullet(f"{name}: {show_change(part.change)}", only="full" if index >= PARTS_SHOWN else None)
+        for index, (name, part) in enumerate(zip(named, report.parts, strict=False))
     ]
     if len(report.parts) > PARTS_KEPT:
         points.append(Bullet(f"{len(report.parts) - PARTS_KEPT} more in the JSON", only="full"))
@@ -170,17 +167,10 @@ def _parts(report: GateReport) -> Iterator[Shown]:
     heads: tuple[tuple[str, Look], ...]
     heads = (("Kind", ""), ("Part", "name"), ("Before", "number"), ("Now", "number"))
     columns = tuple(Column(head, look=look) for head, look in (*heads, ("Change, surely within", "number")))
-    rows = (
-        (
-            part.kind,
-            shortened(part.name, NAME_CELLS),
-            show_ms(change.before),
-            show_ms(change.now),
-            show_change(change),
-        )
-        for part in report.parts[:PARTS_LISTED]
-        for change in (part.change,)
-    )
+    rows = []
+    for part in report.parts[:PARTS_LISTED]:
+        times = show_ms(part.change.before), show_ms(part.change.now)
+        rows.append((part.kind, shortened(part.name, NAME_CELLS), *times, show_change(part.change)))
     yield Table(columns, tuple(rows), only="page", label=label)
     if len(report.parts) > PARTS_LISTED:
         yield note(f"{len(report.parts) - PARTS_LISTED} more are in the JSON.")

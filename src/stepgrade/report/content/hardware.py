@@ -1,8 +1,8 @@
-"""Devices, what this machine has and reaches, and what a planned run could reach on them."""
+"""Devices, what this machine has and reaches, and what a planned run could reach and would need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from stepgrade.errors import name_fields
@@ -17,28 +17,44 @@ from stepgrade.report.blocks import (
     Fact,
     Facts,
     Heading,
+    Only,
     Paragraph,
     Space,
     Table,
     Title,
     bullets,
     facts,
+    share_bar,
 )
-from stepgrade.report.content.memory import memory_blocks
-from stepgrade.report.words import BASES, ROOFS, plural
+from stepgrade.report.names import BASES, ROOFS, plural
 from stepgrade.units import show_bytes, show_count, show_figure, show_rate, show_share, show_si
 
-if TYPE_CHECKING:  # each command imports what it answers with and nothing else
+if TYPE_CHECKING:
     from stepgrade.hardware.catalogue import DeviceTable
-    from stepgrade.hardware.detect import Detection, FoundDevice
+    from stepgrade.hardware.detect import Detection
     from stepgrade.hardware.estimate import Estimate
     from stepgrade.hardware.measure import Measured
     from stepgrade.hardware.measured import Measurement
+    from stepgrade.hardware.memory.fit import MemoryChange, MemoryFit
+    from stepgrade.hardware.planner import PlanTable, RankedPlan
     from stepgrade.hardware.setup import DeviceFacts
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8")
 _NAME_WIDTH = 14
 _LONG_NAME_WIDTH = 16
+VERDICTS = {"fits": "fits", "does_not_fit": "does not fit", "too_close": "too close to call"}
+PHASES = {
+    "loss": "when the loss is computed",
+    "backward": "when the backward pass begins",
+    "end_of_backward": "when the backward pass ends",
+    "optimizer": "when the optimizer steps",
+}
+TRAINERS = {
+    "torchtitan": "torchtitan",
+    "megatron": "Megatron-LM",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+}
 
 
 def device_table(table: DeviceTable, _flags: Mapping[str, str]) -> Iterator[Block]:
@@ -68,7 +84,7 @@ def device_table(table: DeviceTable, _flags: Mapping[str, str]) -> Iterator[Bloc
 
 
 def device(answer: DeviceFacts, _flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield every figure of one device, who says so, and what is doubtful about it."""
+    """Yield every figure of a device, with sources, confidence and notes."""
     found = answer.device
     yield Title(found.name, f"{found.name} · {found.key}", style="title")
     yield Space()
@@ -132,13 +148,25 @@ def measurement(measured: Measured, flags: Mapping[str, str]) -> Iterator[Block]
 
 
 def detection(found: Detection, flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield what this machine has, driver by driver, also those that are not there."""
+    """Yield the devices of this machine by driver, including drivers that are missing."""
     yield Title("Devices of this machine", "")
     rows = []
     for answer in found.answers:
         style = None if answer.state == "found" else "dim"
         yield Facts((Fact(answer.driver, answer.detail, text_style=style),), _NAME_WIDTH, only="brief")
-        points = [point for device in answer.devices for point in _found(device)]
+        points = []
+        for device in answer.devices:
+            figures: tuple[tuple[float | None, Callable[[float], str]], ...] = (
+                (device.memory_bytes, show_bytes),
+                (device.compute_units, "{} compute units".format),
+                (device.driver_bw_gb_s, "{:,.0f} GB/s by its driver".format),
+                (device.power_limit_w, "limited to {:,.0f} W".format),
+            )
+            known = [repr(device.name), *(show(figure) for figure, show in figures if figure is not None)]
+            text = f"{device.key or 'not known'}: {', '.join(known)}"
+            points.append(Bullet(text, mark=str(device.index), indent=4))
+            notes = (*device.notes, *((device.problem,) if device.problem else ()))
+            points += [Bullet(note, style="dim", indent=6) for note in notes]
         yield Bullets(tuple(points), only="brief")
         rows.append(Fact(answer.driver, answer.detail))
         rows += [Fact(f"{answer.driver} {point.mark}", point.text) for point in points]
@@ -149,21 +177,6 @@ def detection(found: Detection, flags: Mapping[str, str]) -> Iterator[Block]:
     yield Facts((*rows, last), header=("Driver", "Answer"), only="full")
     yield Space()
     yield Paragraph(name_fields("{measure_here} measures what this machine reaches", flags), style="dim")
-
-
-def _found(device: FoundDevice) -> Iterator[Bullet]:
-    known = [repr(device.name)]
-    if device.memory_bytes is not None:
-        known.append(show_bytes(device.memory_bytes))
-    if device.compute_units is not None:
-        known.append(f"{device.compute_units} compute units")
-    if device.driver_bw_gb_s is not None:
-        known.append(f"{device.driver_bw_gb_s:,.0f} GB/s by its driver")
-    if device.power_limit_w is not None:
-        known.append(f"limited to {device.power_limit_w:,.0f} W")
-    yield Bullet(f"{device.key or 'not known'}: {', '.join(known)}", mark=str(device.index), indent=4)
-    for note in (*device.notes, *((device.problem,) if device.problem else ())):
-        yield Bullet(note, style="dim", indent=6)
 
 
 def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
@@ -190,7 +203,7 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
         yield Paragraph(reach, style="title")
         if found.achievable is not None:
             rate, limit = show_rate(found.achievable.tok_s), ROOFS[found.achievable.kind]
-            yield Paragraph(f"{rate}{each} at the rates that were measured ({limit})")
+            yield Paragraph(f"{rate}{each} at measured rates ({limit})")
     yield Heading("Ceilings, tok/s per device")
     bars = (
         Bar(f"{limit.kind}, {BASES[limit.basis]}", limit.tok_s, f"{show_rate(limit.tok_s):>16}", ())
@@ -230,8 +243,8 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
 
 
 def _token(found: Estimate) -> Iterator[Block]:
-    """Yield the model, what one of its tokens costs, and where the bytes of that go."""
-    costs, traffic = found.costs, found.costs.traffic
+    """Yield the model, the cost of a token, and where its bytes go."""
+    costs = found.costs
     adapters = f", {show_count(costs.trained_parameters)} of adapters trained"
     trained = "" if costs.trained_parameters == costs.parameters else adapters
     yield Heading("The model")
@@ -248,31 +261,174 @@ def _token(found: Estimate) -> Iterator[Block]:
     if costs.link is not None:
         per_step = f"{show_si(costs.link.total, 'B')} per device and step"
         rows["sends"] = f"{show_si(costs.link.per_token, 'B')} over the link ({per_step})"
-    yield facts(rows | {"regime": _regime(found)}, _LONG_NAME_WIDTH)
+    intensity, ridge = found.intensity_flops_per_byte, found.ridge_flops_per_byte
+    rows["regime"] = f"{intensity:,.0f} FLOP per byte"
+    if ridge is not None:
+        first, second = ("arithmetic", "memory") if intensity >= ridge else ("memory", "arithmetic")
+        side = "above" if intensity >= ridge else "below"
+        rows["regime"] += f" {side} the ridge point of {ridge:,.0f}: {first} limits it before {second}"
+        if found.crossing_tokens is None:
+            rows["regime"] += ", at any batch"
+        else:
+            batch = found.crossing_tokens / found.plan.seq
+            tokens = f"{show_count(round(found.crossing_tokens))} tokens per micro-batch"
+            rows["regime"] += f"; that changes at {tokens} (batch {batch:,.2g})"
+    yield facts(rows, _LONG_NAME_WIDTH)
     parts = {
-        "weights": traffic.weights,
-        "gradients": traffic.gradients,
-        "optimizer": traffic.optimizer,
-        "activations": traffic.activations,
-        "loss": traffic.loss,
+        name: getattr(costs.traffic, name)
+        for name in ("weights", "gradients", "optimizer", "activations", "loss")
     }
     yield Heading("Where the bytes go")
-    bars = []
-    for name, amount in parts.items():
-        cells = show_si(amount, "B"), show_share(amount / found.bytes_per_token)
-        bars.append(Bar(name, amount, f"{cells[0]:>9} {cells[1]:>7}", cells))
+    bars = (
+        share_bar(name, amount, show_si(amount, "B"), amount / found.bytes_per_token)
+        for name, amount in parts.items()
+    )
     yield Bars(("Bytes of", "Per token", "Share"), tuple(bars))
 
 
-def _regime(found: Estimate) -> str:
-    intensity, ridge = found.intensity_flops_per_byte, found.ridge_flops_per_byte
-    if ridge is None:
-        return f"{intensity:,.0f} FLOP per byte"
-    above = intensity >= ridge
-    text = f"{intensity:,.0f} FLOP per byte {'above' if above else 'below'} the ridge point of {ridge:,.0f}: "
-    text += "arithmetic limits it before memory" if above else "memory limits it before arithmetic"
-    if found.crossing_tokens is None:
-        return f"{text}, at any batch"
-    batch = found.crossing_tokens / found.plan.seq
-    where = f"{show_count(round(found.crossing_tokens))} tokens per micro-batch (batch {batch:,.2g})"
-    return f"{text}; that changes at {where}"
+def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
+    """Yield the peak memory of a device, its capacity, the largest micro-batch, and how to make it fit."""
+    yield Heading("Memory of one device")
+    band = f"{show_bytes(memory.low_bytes)} to {show_bytes(memory.high_bytes)}"
+    rows = {"needs": f"{show_bytes(memory.need_bytes)} ({band})"}
+    if memory.capacity_bytes is not None and memory.verdict is not None:
+        rows["has"] = f"{show_bytes(memory.capacity_bytes)} as its driver reports: {VERDICTS[memory.verdict]}"
+    taken = memory.reserved_bytes + memory.parts["context"]
+    if show_bytes(taken) != show_bytes(memory.need_bytes):
+        rows["takes"] = f"{show_bytes(taken)} where there is room: the allocator keeps what it can"
+    stage = f" on pipeline stage {memory.stage + 1}" if found.plan.parallel.pipeline > 1 else ""
+    rows["peak"] = PHASES[memory.phase] + stage
+    if memory.largest_micro_batch is not None:
+        many = "sequence" if memory.largest_micro_batch == 1 else "sequences"
+        fits = f"{memory.largest_micro_batch:,} {many} of {found.plan.seq:,} tokens"
+        rows["micro-batch"] = (
+            f"at most {fits}" if memory.largest_micro_batch else "does not fit, even with a micro-batch of 1"
+        )
+    if memory.is_anchored:
+        rows["anchor"] = "predicted from the run that was measured"
+    yield facts(rows, _LONG_NAME_WIDTH)
+    bars = (
+        share_bar(name.replace("_", " "), amount, show_bytes(amount), amount / memory.need_bytes, 10)
+        for name, amount in memory.parts.items()
+        if amount > 0
+    )
+    yield Bars(("Memory of", "Bytes", "Share"), tuple(bars))
+    if memory.changes or memory.least_devices is not None:
+        enough = bool(memory.changes) and memory.changes[-1].verdict == "fits"
+        one = "The cheapest change that makes it fit"
+        title = one if len(memory.changes) == 1 else "The cheapest changes that make it fit"
+        yield Heading(title if enough else "Cheapest changes, still not enough")
+        points = (
+            Bullet(_change_text(change), f"{number}.") for number, change in enumerate(memory.changes, 1)
+        )
+        yield Bullets(tuple(points))
+    if memory.least_devices is not None:
+        yield Paragraph(f"It fits on {memory.least_devices} such devices with FSDP and full checkpointing")
+    if memory.another_training is not None:
+        yield Heading("An alternative that fits")
+        yield Bullets((Bullet(_change_text(memory.another_training)),))
+
+
+def _change_text(change: MemoryChange) -> str:
+    return f"{change.text}: saves {show_bytes(change.saves_bytes)}, {change.price}"
+
+
+def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield the plans as a table, what limits each, and the flags that launch the best of them."""
+    step = f"{found.global_batch:,} x {found.seq:,} tokens per step"
+    run = f"{found.model}, {step}"
+    yield Title("Plans", f"stepgrade · {found.devices} x {found.device} · {step}")
+    yield Space()
+    yield Paragraph(f"{found.devices} x {found.device}: {run}", only="full")
+    if not found.plans:
+        yield Paragraph("no plan fits", style="title")
+    else:
+        best = found.plans[0]
+        verdict = "" if best.verdict == "fits" else ", if it fits, which is too close to call"
+        mfu = f" ({show_share(best.mfu, 0)} MFU)" if best.mfu is not None else ""
+        yield Paragraph(f"{show_rate(best.tok_s)}{mfu} at most{verdict}: {_sharing(best)}", style="title")
+        yield _plan_table(found)
+        shown: set[str] = set()
+        for number, plan in enumerate(found.plans, 1):
+            only: Only = "full" if plan.trainer in shown else None  # a terminal has the best of each trainer
+            shown.add(plan.trainer)
+            yield Heading(f"{number}. {TRAINERS[plan.trainer]}: {_sharing(plan)}", only=only)
+            band = f"{show_bytes(plan.low_bytes)} to {show_bytes(plan.high_bytes)}"
+            limits = "; ".join(why.text for why in plan.why_not_better)
+            rows = (
+                Fact("memory", f"{show_bytes(plan.need_bytes)} ({band}): {VERDICTS[plan.verdict]}"),
+                Fact("limits", limits or "limited by compute; no faster plan found"),
+                Fact("start with", plan.flags),
+            )
+            yield Facts(rows, header=("What", "Value"), only=only)
+    considered = f"{show_count(found.considered)} plans considered"
+    capacity = f"each device has {show_bytes(found.capacity_bytes)}"
+    notes = (found.model, f"{considered}; {capacity}", *texts_of(found.notes, flags))
+    yield Heading("Notes")
+    yield bullets(notes, style="dim")
+
+
+def _plan_table(found: PlanTable) -> Table:
+    """Return a row for each plan, without the columns that none of them needs."""
+    sizes = {
+        "TP": [str(plan.tensor) for plan in found.plans],
+        "PP": [
+            f"{plan.pipeline}x{plan.virtual}" if plan.virtual > 1 else str(plan.pipeline)
+            for plan in found.plans
+        ],
+        "CP": [str(plan.context) for plan in found.plans],
+        "EP": [str(plan.expert) for plan in found.plans],
+    }
+    used = {name: cells for name, cells in sizes.items() if set(cells) != {"1"}}
+    columns = (
+        Column("", width=2, right=True, title="Place"),
+        Column("tok/s", width=8, right=True, title="tok/s"),
+        Column("memory", width=8, right=True),
+        Column("trainer", width=11),
+        # Four of them, and all the others, fit into 80 columns.
+        *(Column(name, width=4 if name == "PP" else 2, right=True, title=name) for name in used),
+        Column("sharing", width=17),
+        Column("batch", width=6, title="Micro-batches"),
+        Column("redone", width=6, title="Recomputed"),
+        Column("verdict", fills=True, only="full"),
+    )
+    rows = tuple(
+        (
+            str(index + 1),
+            f"{plan.tok_s:,.0f}",
+            show_bytes(plan.need_bytes),
+            TRAINERS[plan.trainer],
+            *(cells[index] for cells in used.values()),
+            _copies(plan),
+            f"{plan.micro_batches}x{plan.micro_batch}",
+            plan.checkpointing,
+            VERDICTS[plan.verdict],
+        )
+        for index, plan in enumerate(found.plans)
+    )
+    return Table(columns, rows, is_spaced=True, is_cut=True)
+
+
+def _sharing(plan: RankedPlan) -> str:
+    """Return a plan in a few words, without what it does not use."""
+    sizes = {"TP": plan.tensor, "PP": plan.pipeline, "CP": plan.context, "EP": plan.expert}
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if plan.expert_tensor is not None:
+        words.append("whole experts")
+    if plan.virtual > 1:
+        words.append(f"{plan.virtual} virtual stages")
+    words.append(_copies(plan))
+    of = "micro-batches of" if plan.micro_batches > 1 else "micro-batch of"
+    words.append(f"{plan.micro_batches} {of} {plan.micro_batch}")
+    if plan.loss == "fused":
+        words.append("fused loss")
+    words.append(
+        "nothing recomputed" if plan.checkpointing == "none" else f"{plan.checkpointing} checkpointing"
+    )
+    return ", ".join(words)
+
+
+def _copies(plan: RankedPlan) -> str:
+    """Return how a plan shards, and among how many: devices that share a sequence hold shards as well."""
+    peers = plan.replicas * plan.context
+    return f"{plan.data} {peers}" if peers > 1 else "one replica"

@@ -1,4 +1,4 @@
-"""What a file holds, in less than a page."""
+"""What a file contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME_WIDTH = 28
 
 
 def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield the contents, what is missing, and whether the source is fit to be graded."""
+    """Yield what the source contains, what it lacks, and whether it can be graded."""
     files = ", ".join(inspection.source.files)
     yield Title(files, f"stepgrade · {files}")
     yield Space()
@@ -27,7 +27,7 @@ def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
         }
         yield facts(missing, _NAME_WIDTH, ("What", "So"))
     if inspection.grade is None:
-        heading = "Not fit to be graded: it holds no measurement"
+        heading = "Cannot be graded: it contains no measurement"
     elif not inspection.ungraded_because:
         heading = "Fit to be graded"
     else:

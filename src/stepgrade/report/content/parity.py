@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from stepgrade.compare.decompose import Decomposition
-from stepgrade.compare.matrix import ParityMatrix
-from stepgrade.compare.parity import LEAST_SHARE, ParityReport
+from stepgrade.compare.parity import LEAST_SHARE, OneSided, ParityMatrix, ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import PARITY_RATIO
 from stepgrade.model.notes import texts_of
@@ -16,6 +14,8 @@ from stepgrade.report.blocks import (
     Bar,
     Bars,
     Block,
+    Bullet,
+    Bullets,
     Column,
     Fact,
     Facts,
@@ -25,11 +25,23 @@ from stepgrade.report.blocks import (
     Space,
     Table,
     Title,
+    bar_table,
     bullets,
-    more,
     shorten,
 )
-from stepgrade.report.names import shortened, told_apart
+from stepgrade.report.figures import (
+    Diverging,
+    FallRow,
+    Gaps,
+    Halves,
+    Page,
+    Section,
+    Shown,
+    Tiles,
+    empty,
+    note,
+)
+from stepgrade.report.names import distinguishable, shortened
 from stepgrade.units import show_ms, show_ratio, show_share
 
 GAPS_SHOWN = 15
@@ -37,6 +49,9 @@ SHAPES_SHOWN = 5
 SHAPES_KEPT = 100
 PARTS_SHOWN = 8
 ONE_SIDED_SHOWN = 5
+BARS_SHOWN = 20
+ROWS_SHOWN = 25
+ONE_SIDED_ON_PAGE = 12
 _NAME_CELLS = 24
 # A gap below this share of the step needs no explanation.
 _LEAST_GAP = 0.005
@@ -46,7 +61,7 @@ BADGES = {"ahead": "badge-good", "parity": "badge-good", "behind": "badge-bad", 
 
 def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield the whole comparison."""
-    ours, theirs = told_apart((report.apr_runtime, report.baseline_runtime), _NAME_CELLS)
+    ours, theirs = distinguishable((report.apr_runtime, report.baseline_runtime), _NAME_CELLS)
     full = f"Parity: {report.apr_runtime} vs {report.baseline_runtime}"
     yield Title(full, f"stepgrade · {ours} against {theirs}")
     yield Space()
@@ -62,9 +77,44 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
             Fact("", f"{wide[0]} and {wide[1]} by {report.canonical_level}"),
         )
     )
-    if report.gap is not None:
-        yield from _parts(report.gap, ours)
-    yield from _operations(report, ours, theirs)
+    if (gap := report.gap) is not None:
+        word, sign = ("slower", 1.0) if gap.gap_ms > 0.0 else ("faster", -1.0)
+        parts = [
+            Bar(
+                part.name,
+                max(0.0, part.ms * sign),
+                f"{part.ms:+9.2f} ms {show_share(part.share, 0):>6}",
+                (f"{part.ms:+.3f} ms", show_share(part.share)),
+                narrow=f"{part.ms:+9.2f} ms",
+            )
+            for part in gap.parts
+        ]
+        whole = show_share(1.0 if gap.gap_ms else None)
+        parts.append(Bar("all", 0.0, "", (f"{gap.gap_ms:+.3f} ms", whole), only="full"))
+        is_small = abs(gap.gap_ms) < _LEAST_GAP * gap.theirs_ms
+        only: Only = "full" if is_small else None
+        title = f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}"
+        yield Heading("The gap in parts" if is_small else title, only=only)
+        header = ("What makes the gap", "Per step", "Share")
+        yield Bars(header, shorten(parts, PARTS_SHOWN), has_long_names=True, only=only)
+        rest = gap.parts[PARTS_SHOWN:]
+        if rest and not is_small:
+            left = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
+            yield Paragraph(left, style="dim", only="brief")
+    # The operations that the answer rests on; in full also those matched by name, if they are others.
+    columns, by_name = ("Operation", ours, theirs, "Ratio"), report.matched_by == "name"
+    yield from _gap_rows(report.compared, "" if by_name else f" by {report.matched_by}", columns)
+    if not by_name:
+        yield from _gap_rows(report.gaps, " by name", columns, shown=0)
+    # Where an operation has several shapes, one that is slower hides among those that are not.
+    several = Counter(gap.op for gap in report.shapes)
+    shapes = [
+        ParityGap(op=f"{gap.op} {gap.shape}", apr_ms=gap.ours_ms, baseline_ms=gap.theirs_ms, ratio=gap.ratio)
+        for gap in report.shapes
+        if several[gap.op] > 1
+    ]
+    slower = sum(gap.ratio > PARITY_RATIO for gap in shapes)
+    yield from _gap_rows(shapes[:SHAPES_KEPT], " by shape", columns, shown=min(slower, SHAPES_SHOWN))
     for runtime, ops in ((ours, report.only_ours), (theirs, report.only_theirs)):
         if ops:
             yield Heading(f"Only in {runtime}")
@@ -78,7 +128,7 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
 
 
 def meaning(report: ParityReport, ours: str, theirs: str) -> str:
-    """Return what the answer rests on: the time as a whole, and the operations that both have."""
+    """Return the basis of the answer: the total time, and the operations that both have."""
     if report.standing == "unknown":
         return "too little of the time is in operations that both have"
     # Small operations have ratios too, in the tables, and decide nothing.
@@ -91,7 +141,7 @@ def meaning(report: ParityReport, ours: str, theirs: str) -> str:
 
 
 def ratio_cells(report: ParityReport, ours: str, theirs: str) -> list[tuple[str, str, str]]:
-    """Return name, ratio and what is over what of each ratio that is known."""
+    """Return name, value and definition of each known ratio."""
     rows = (
         ("Throughput", report.throughput_ratio, f"{theirs} over {ours}"),
         ("Step time", report.step_time_ratio, f"{ours} over {theirs}"),
@@ -100,109 +150,136 @@ def ratio_cells(report: ParityReport, ours: str, theirs: str) -> list[tuple[str,
     return [(name, show_ratio(ratio), of) for name, ratio, of in rows if ratio is not None]
 
 
-def _parts(gap: Decomposition, ours: str) -> Iterator[Block]:
-    """Yield what the gap of the steps is made of."""
-    is_small = abs(gap.gap_ms) < _LEAST_GAP * gap.theirs_ms
-    word, sign = ("slower", 1.0) if gap.gap_ms > 0.0 else ("faster", -1.0)
-    title = f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}"
-    yield Heading("The gap in parts" if is_small else title, only="full" if is_small else None)
-    rows = [
-        Bar(
-            part.name,
-            max(0.0, part.ms * sign),
-            f"{part.ms:+9.2f} ms {show_share(part.share, 0):>6}",
-            (f"{part.ms:+.3f} ms", show_share(part.share)),
-            narrow=f"{part.ms:+9.2f} ms",
-        )
-        for part in gap.parts
-    ]
-    whole = show_share(1.0 if gap.gap_ms else None)
-    rows.append(Bar("all", 0.0, "", (f"{gap.gap_ms:+.3f} ms", whole), only="full"))
-    yield Bars(
-        ("What makes the gap", "Per step", "Share"),
-        shorten(rows, PARTS_SHOWN),
-        has_long_names=True,
-        only="full" if is_small else None,
-    )
-    rest = gap.parts[PARTS_SHOWN:]
-    if rest and not is_small:
-        left = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
-        yield Paragraph(left, style="dim", only="brief")
-
-
-def _operations(report: ParityReport, ours: str, theirs: str) -> Iterator[Block]:
-    """Yield the operations that the answer rests on; in full also those matched by name, if others."""
-    header, by_name = ("Operation", ours, theirs, "Ratio"), report.matched_by == "name"
-    like = "" if by_name else f" by {report.matched_by}"
-    yield from _gap_rows(report.compared, like, header)
-    if not by_name:
-        yield from _gap_rows(report.gaps, " by name", header, only="full")
-    # Where an operation has several shapes, one that is slower hides among those that are not.
-    several = Counter(gap.op for gap in report.shapes)
-    shapes = [
-        ParityGap(op=f"{gap.op} {gap.shape}", apr_ms=gap.ours_ms, baseline_ms=gap.theirs_ms, ratio=gap.ratio)
-        for gap in report.shapes
-        if several[gap.op] > 1
-    ]
-    slower = sum(gap.ratio > PARITY_RATIO for gap in shapes)
-    yield from _gap_rows(shapes[:SHAPES_KEPT], " by shape", header, shown=min(slower, SHAPES_SHOWN))
-
-
 def _gap_rows(
-    gaps: Sequence[ParityGap],
-    like: str,
-    header: tuple[str, str, str, str],
-    only: Only = None,
-    shown: int | None = None,
+    gaps: Sequence[ParityGap], like: str, header: tuple[str, str, str, str], shown: int = GAPS_SHOWN
 ) -> Iterator[Block]:
     """Yield operations of both with their times, most time lost first."""
     if not gaps:
         return
-    only = "full" if shown == 0 else only
-    shown = GAPS_SHOWN if shown is None else shown
     ours, theirs = header[1:3]
-    yield Heading(
+    heading = Heading(
         f"Time per step{like}, {ours} / {theirs}, most time lost first",
         narrow=f"Time per step{like}, {ours}, and its ratio to {theirs}, most time lost first",
-        only=only,
     )
     rows = []
-    for gap in sorted(gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms):
+    for gap in sorted(gaps, key=lambda gap: -_lost_ms(gap)):
         cells = show_ms(gap.apr_ms), show_ms(gap.baseline_ms), show_ratio(gap.ratio)
-        row = Bar(
-            gap.op,
-            max(0.0, gap.apr_ms - gap.baseline_ms),
-            f"{cells[0]:>9} / {cells[1]:>9} {cells[2]:>6}",
-            cells,
-            narrow=f"{cells[0]:>9} {cells[2]:>6}",
-        )
-        rows.append(row)
-    yield Bars(header, shorten(rows, shown), only=only)
-    if only is None:
-        yield from more(len(rows), shown, len(rows))
+        lost = max(0.0, _lost_ms(gap))
+        figures, narrow = f"{cells[0]:>9} / {cells[1]:>9} {cells[2]:>6}", f"{cells[0]:>9} {cells[2]:>6}"
+        rows.append(Bar(gap.op, lost, figures, cells, narrow))
+    yield from bar_table(heading, Bars(header, tuple(rows)), shown, kept=len(rows))
 
 
 def matrix_blocks(matrix: ParityMatrix, _flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield who takes how much longer than whom, then what the first has in common with each other one."""
+    """Yield the time ratio of each pair, then how much of the first is matched in each of the others."""
     count = len(matrix.runtimes)
     meaning = "row over column: above 1 the row is slower"
     yield Title(f"Parity: {meaning}", f"stepgrade · {count} runtimes, {meaning}")
     yield Space()
-    ratios = (Column(f"({place})", width=9, right=True) for place in range(1, count + 1))
-    rows = tuple(
-        (
-            f"({row + 1}) {name}",
-            *(
-                "·" if row == place else show_ratio(ratio)
-                for place, ratio in enumerate(matrix.time_ratios[row])
-            ),
-        )
-        for row, name in enumerate(matrix.runtimes)
-    )
-    yield Table((Column("", fills=True), *ratios), rows, head_style=None)
+    ratios = (Column(f"({number})", width=9, right=True) for number in range(1, count + 1))
+    rows = []
+    for row, name in enumerate(matrix.runtimes):
+        cells = [show_ratio(ratio) for ratio in matrix.time_ratios[row]]
+        cells[row] = "·"
+        rows.append((f"({row + 1}) {name}", *cells))
+    yield Table((Column("", fills=True), *ratios), tuple(rows), head_style=None)
     yield Heading(f"Matched with {shortened(matrix.runtimes[0], 40)}")
     shares = zip(matrix.runtimes[1:], matrix.matched_shares[0][1:], strict=True)
     yield Bars(
         ("Runtime", "Matched time"),
         tuple(Bar(name, share, show_share(share), (show_share(share),)) for name, share in shares),
     )
+
+
+def page(report: ParityReport, flags: Mapping[str, str]) -> Page:
+    """Return the sections."""
+    ours, theirs = names_of(report)
+    text = f"Operations that both have, by {report.matched_by}; a comparison represents a run if it covers "
+    shares = report.ours_matched_share, report.theirs_matched_share
+    if report.matched_by != "name":
+        shares = report.canonical_ours_share, report.canonical_theirs_share
+    matched = zip((ours, theirs), shares, strict=True)
+    bars = (Bar(name, share, "", (show_share(share),)) for name, share in matched if share is not None)
+    verdict = (
+        answer_badge(report),
+        Tiles(tuple(ratio_cells(report, ours, theirs))),
+        Heading("How much of the time was matched", level=2),
+        Paragraph(f"{text}half of both."),
+        Bars((), tuple(bars), whole=1.0),
+        bullets(texts_of(report.notes, flags)),
+    )
+    drawn, count = largest_gaps(report), len(report.compared)
+    left = count - BARS_SHOWN
+    more = f" The {len(drawn)} largest differences; {left} more are in the table." if left > 0 else ""
+    after = f" is slower; to the left, it is faster.{more}"
+    gaps: tuple[Shown, ...] = (Paragraph("To the right, ", name=ours, after=after), Diverging(drawn))
+    is_listed = report.matched_by == "name"  # in the JSON, from which a script fills the table
+    rows = []
+    for gap in sorted(report.compared, key=lambda gap: -gap.ratio)[: ROWS_SHOWN if is_listed else None]:
+        times = (show_ms(ms) for ms in (gap.apr_ms, gap.baseline_ms, _lost_ms(gap)))
+        rows.append((shortened(gap.op, 200), *times, show_ratio(gap.ratio)))
+    table: Shown = Gaps(ours, theirs, tuple(rows), count, is_listed)
+    if not count:
+        nothing = "The two have no operation in common."
+        gaps, table = (empty(f"{nothing} Names must be the same on both sides."),), empty(nothing)
+    alone = Halves((_alone(ours, report.only_ours), _alone(theirs, report.only_theirs)))
+    title = f"{ours} against {theirs}"
+    return Page(
+        title,
+        title,
+        (
+            Section("verdict", "Verdict", "", verdict),
+            Section("gaps", "Gaps", "Time lost and gained, per step", gaps),
+            Section("table", "Operations", "Operations that both have", (table,)),
+            Section("only", "Only one has", "Operations that only one has", (alone,)),
+        ),
+    )
+
+
+def names_of(report: ParityReport) -> list[str]:
+    """Return the names of the two runtimes, shortened but still different."""
+    return distinguishable((report.apr_runtime, report.baseline_runtime), 60)
+
+
+def answer_badge(report: ParityReport) -> Badge:
+    """Return the answer and its basis in a sentence."""
+    ours, theirs = names_of(report)
+    says = meaning(report, ours, theirs)
+    # A sentence that begins with the name of a run keeps it as it is.
+    says = f"{says if says.startswith(ours) else says[0].upper() + says[1:]}."
+    title = ("", ours, " against ", theirs)
+    return Badge(ANSWERS[report.standing], BADGES[report.standing], lines=(says,), title=title)
+
+
+def largest_gaps(report: ParityReport) -> tuple[FallRow, ...]:
+    """Return the largest differences, our largest loss first."""
+    shown = sorted(report.compared, key=lambda gap: (-abs(_lost_ms(gap)), gap.op))[:BARS_SHOWN]
+    rows = []
+    for gap in sorted(shown, key=lambda gap: (-_lost_ms(gap), gap.op)):
+        lost, name = _lost_ms(gap), shortened(gap.op, 60)
+        figures = ("+" if lost > 0 else "\N{MINUS SIGN}") + show_ms(abs(lost))
+        both = f"{show_ms(gap.apr_ms)} against {show_ms(gap.baseline_ms)}, {show_ratio(gap.ratio)}"
+        rows.append(
+            FallRow(
+                name=name,
+                low=min(0.0, lost),
+                high=max(0.0, lost),
+                figures=figures,
+                tip=f"{name}: {figures} ({both})",
+                look="slower" if lost > 0 else "faster",
+            )
+        )
+    return tuple(rows)
+
+
+def _alone(runtime: str, ops: Sequence[OneSided]) -> tuple[Shown, ...]:
+    heading, left = Heading("", runtime), len(ops) - ONE_SIDED_ON_PAGE
+    if not ops:
+        return heading, Paragraph("Nothing.")
+    rows = (Bullet(shortened(op.op, 120), figure=show_ms(op.ms)) for op in ops[:ONE_SIDED_ON_PAGE])
+    listed = Bullets(tuple(rows), look="alone")
+    return (heading, listed, note(f"{left} more are in the JSON.")) if left > 0 else (heading, listed)
+
+
+def _lost_ms(gap: ParityGap) -> float:
+    return gap.apr_ms - gap.baseline_ms

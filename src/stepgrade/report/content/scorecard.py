@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
-from stepgrade.model.finding import Finding
 from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import has_code, texts_of
 from stepgrade.model.profile import LOG
-from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
+from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Finding, Scorecard
 from stepgrade.model.step_log import GOODPUT_ACCOUNTS
 from stepgrade.report.blocks import (
     Badge,
@@ -22,16 +23,17 @@ from stepgrade.report.blocks import (
     Fact,
     Facts,
     Heading,
+    Only,
     Paragraph,
     Space,
     Title,
+    bar_table,
     bullets,
-    more,
+    share_bar,
     shorten,
 )
-from stepgrade.report.content.details import detail_blocks, kernel_sentence
-from stepgrade.report.content.memory_use import memory_use_blocks
-from stepgrade.report.words import GRADE_MEANINGS, ROOFS, plural
+from stepgrade.report.content.details import details, hang_blocks, kernel_sentence, memory_use_blocks
+from stepgrade.report.names import GRADE_MEANINGS, ROOFS, plural
 from stepgrade.units import (
     show_count,
     show_graded_share,
@@ -52,7 +54,6 @@ PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
 LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
-ROWS_KEPT = 100  # in a document
 _MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
 # Of the matrix products' time: with less of it counted, a rate is of nothing.
 LEAST_COUNTED = 0.5
@@ -79,39 +80,29 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         yield from difference_blocks(card.differences, flags, compared=bool(card.compared))
     yield Space()
     if card.hang is not None:
-        from stepgrade.report.content.hang import hang_blocks  # for dumps only
-
         yield from hang_blocks(card.hang)
         yield from _advice(card, flags)
         return
-    yield from _grade(card, flags)
-    yield Space()
-    if card.steps is None and card.compile is not None:  # a log of torch.compile alone
-        yield from detail_blocks(card)
-        yield from _advice(card, flags)
-        return
-    yield Facts(tuple(_facts(card)))
-    if card.baseline is not None:
-        yield from _regressions(card, card.baseline)
-    yield from _where_time_goes(card)
-    yield from _goodput(card)
-    yield from memory_use_blocks(card.memory)
-    yield from _operations(card)
-    yield from detail_blocks(card)
-    yield from _layers_and_ranks(card)
-    yield from _advice(card, flags)
-
-
-def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     badge = grade_badge(card, flags)
     yield badge
     if badge.scale is None:
         yield Heading("Not graded because", only="full")
         yield bullets(badge.points)
+    yield Space()
+    has_steps = card.steps is not None or card.compile is None  # not a log of torch.compile alone
+    if has_steps:
+        yield Facts(tuple(_facts(card)))
+        if card.baseline is not None:
+            from stepgrade.report.content.comparison import regression_blocks
+
+            yield from regression_blocks(card)
+        yield from _where_time_goes(card)
+    yield from _tables(card, has_steps=has_steps)
+    yield from _advice(card, flags)
 
 
 def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
-    """Return the grade with what it is of, or why there is none."""
+    """Return the grade and its basis, or why there is none."""
     if card.grade == UNGRADED:
         bound = [note for note in card.ungraded_because if note.code == AT_MOST]
         reasons = texts_of((note for note in card.ungraded_because if note not in bound), flags)
@@ -123,17 +114,16 @@ def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
     on = f" on {card.device.name}" if card.device and card.device.name else ""
     if card.device and card.device.key == "cpu":
         on = f"{on} ({card.device.basis})"
-    if _is_graded_by_arithmetic(card):
-        # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
-        counted = _counted(card.arithmetic) if card.arithmetic is not None else "as recorded"
-        rests_on = f"{_arithmetic(card.arithmetic)}{on}, {counted}"
-    else:
+    if card.ceilings and card.throughput_tok_s is not None:
         roof = card.ceilings[0]
+        roof_name = ROOFS[roof.kind]
         each = f"{show_count(card.device.count)} x " if card.device and card.device.count else ""
         roof_rate = f"{each}{show_rate(roof.tok_s)}"
         rests_on = f"{show_rate(card.throughput_tok_s)} of {roof_rate}{on}: {roof.convention}"
-    by_rate = card.ceilings and card.throughput_tok_s is not None
-    roof_name = ROOFS[card.ceilings[0].kind] if by_rate else ROOFS["compute"]
+    else:
+        # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
+        rate, counted = _arithmetic(card.arithmetic)
+        roof_name, rests_on = ROOFS["compute"], f"{rate}{on}, {counted}"
     headline = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {roof_name} allows"
     return Badge(
         card.grade,
@@ -149,26 +139,19 @@ def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
     )
 
 
-def _is_graded_by_arithmetic(card: Scorecard) -> bool:
-    return card.grade != UNGRADED and (card.throughput_tok_s is None or not card.ceilings)
-
-
-def _arithmetic(done: Arithmetic | None) -> str:
+def _arithmetic(done: Arithmetic | None) -> tuple[str, str]:
+    """Return the rate of the arithmetic, and what its FLOPs were counted from."""
     if done is None:
-        return ""
+        return "", "as recorded"
     peak = f" of {show_si(done.peak_flops_s, 'FLOP/s')}" if done.peak_flops_s else ""
-    return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip()
-
-
-def _counted(done: Arithmetic) -> str:
-    """Return what the FLOPs were counted from."""
-    if done.known_share is None or done.known_share > 0.995:
-        return "matrix products from the recorded shapes"
-    return f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
+    counted = "matrix products from the recorded shapes"
+    if done.known_share is not None and done.known_share <= 0.995:
+        counted = f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
+    return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip(), counted
 
 
 def is_worth_showing(done: Arithmetic | None) -> bool:
-    """Tell whether enough of the matrix products is counted for their rate to mean anything."""
+    """Return whether enough of the matrix products is counted for their rate to mean anything."""
     return done is not None and (done.known_share is None or done.known_share >= LEAST_COUNTED)
 
 
@@ -182,29 +165,12 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         evidence.append(f"without it the step would take {show_ms(cause.remaining_ms)}")
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        yield Fact("Step", f"{show_ms(card.step_time_ms)}{_basis(card.steps)}")
-    yield from _rates(card)
-    for ceiling in card.ceilings:
-        text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
-        yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
-    if card.arithmetic and is_worth_showing(card.arithmetic) and not _is_graded_by_arithmetic(card):
-        yield Fact("Arithmetic", f"{_arithmetic(card.arithmetic)}, {_counted(card.arithmetic)}")
-    if card.mfu is not None:
-        yield Fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
-    if sentence := kernel_sentence(card.kernel_use):
-        yield Fact("Kernels", sentence.removesuffix("."), only="full")
-    ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
-    for name, value, text in (
-        ("Backward", ratio, f"{show_ratio(ratio)} the time of forward"),
-        ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases"),
-        ("Launches", launches, f"{show_count(round(launches or 0.0))} per step"),
-    ):
-        if value is not None:
-            yield Fact(name, text)
-
-
-def _rates(card: Scorecard) -> Iterator[Fact]:
-    """Yield the throughput in tokens; in samples as well, and in those alone where there are no tokens."""
+        steps, basis = card.steps, ""
+        if steps is not None and steps.median_ms is not None:
+            basis = f"median of {show_count(steps.steady)} steady step{'s' if steps.steady != 1 else ''}"
+            if steps.low_ms is not None:
+                basis = f"between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {basis})"
+        yield Fact("Step", ", ".join(filter(None, (show_ms(card.step_time_ms), basis))))
     rate = card.throughput
     if rate is not None:
         between = ""
@@ -216,44 +182,23 @@ def _rates(card: Scorecard) -> Iterator[Fact]:
         own = " (this rank alone)" if has_code(card.notes, "one_rank") else ""
         text = f"{show_samples_rate(card.samples_s)}{own}"
         yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
-
-
-def _basis(steps: StepStats | None) -> str:
-    """Return what the step time rests on: its interval and how many steps are in it."""
-    if steps is None or steps.median_ms is None:
-        return ""
-    of_all = f"median of {show_count(steps.steady)} steady step{'s' if steps.steady != 1 else ''}"
-    if steps.low_ms is None:
-        return f", {of_all}"
-    return f", between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {of_all})"
-
-
-def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
-    from stepgrade.report.content import comparison as shown  # with a baseline only
-
-    yield Heading("Against", baseline)
-    if not card.compared:
-        yield Paragraph("nothing could be compared", style="fair")
-    elif not card.regressions:
-        yield Paragraph("no regression", style="good")
-    yield Facts(
-        tuple(
-            Fact(
-                found.severity,
-                f"{shown.title_of(found.metric)} {shown.show_regression(found.metric, found.delta)}",
-                "bad" if found.severity == "critical" else "fair",
-            )
-            for found in card.regressions
-        ),
-        width=10,
-        header=("Severity", "Regression"),
+    for ceiling in card.ceilings:
+        text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
+        yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
+    is_in_badge = card.grade != UNGRADED and (card.throughput_tok_s is None or not card.ceilings)
+    if is_worth_showing(card.arithmetic) and not is_in_badge:
+        yield Fact("Arithmetic", ", ".join(_arithmetic(card.arithmetic)))
+    ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
+    mfu, hfu = show_share(card.mfu), show_share(card.hfu)
+    kernels = kernel_sentence(card.kernel_use).removesuffix(".") or None
+    rows: tuple[tuple[str, object, str, Only], ...] = (
+        ("MFU", card.mfu, f"{mfu} ({card.flops_convention}), HFU {hfu}", None),
+        ("Kernels", kernels, kernels or "", "full"),
+        ("Backward", ratio, f"{show_ratio(ratio)} the time of forward", None),
+        ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases", None),
+        ("Launches", launches, f"{show_count(round(launches or 0.0))} per step", None),
     )
-    for change in card.changes:
-        if change.outcome not in ("regressed", "improved"):
-            text = f"{shown.title_of(change.metric)}: {change.outcome}, {change.why}"
-            yield Paragraph(text, hanging=2)
-    yield from shown.change_table(card.changes)
-    yield from shown.shift_table(card.changed)
+    yield from (Fact(name, text, only=only) for name, value, text, only in rows if value is not None)
 
 
 def shares(ledger: Ledger | None) -> dict[str, float]:
@@ -264,123 +209,114 @@ def shares(ledger: Ledger | None) -> dict[str, float]:
 
 
 def is_from_timeline(ledger: Ledger | None) -> bool:
-    """Tell whether the source tells what the device does apart from the phases."""
+    """Return whether the ledger comes from a timeline of the device, not from phases."""
     return ledger is not None and ledger.idle_sync is not None
 
 
-def _timed(name: str, share: float, ms: float | None) -> Bar:
-    cells = show_ms(ms), show_share(share)
-    return Bar(name, share, f"{cells[0]:>9} {cells[1]:>7}", cells)
-
-
 def _where_time_goes(card: Scorecard) -> Iterator[Block]:
+    """Yield what the device does and works on, where the time of a logged run went, memory and hotspots."""
     busy = is_from_timeline(card.ledger)
     if busy:
         yield Heading("What the device does in a step")
         rows = (
-            _timed(account_words(name), share, card.part_ms(share))
+            share_bar(account_words(name), share, show_ms(card.part_ms(share)), share)
             for name, share in shares(card.ledger).items()
         )
         yield Bars(("The device", "Per step", "Share"), tuple(rows))
     phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
-    if not phases:
-        return
-    yield Heading("What it works on" if busy else "Where a step goes")
-    rest, left = phases[PHASES_SHOWN:], None
-    if rest:
-        others = _timed(f"{len(rest)} more", sum(row[1] for row in rest), sum(row[2] or 0.0 for row in rest))
-        left = Bar(others.name, others.length, others.figures, others.cells, only="brief")
-    drawn = shorten((_timed(*phase) for phase in phases), PHASES_SHOWN, left)
-    uncovered = 1.0 - sum(share for _, share, _ in phases)
-    if card.ledger and not busy and card.step_time_ms and uncovered > 0.001:
-        drawn += (_timed("in no phase", uncovered, card.part_ms(uncovered)),)
-    yield Bars(("Phase", "Per step", "Share"), drawn)
-
-
-def _goodput(card: Scorecard) -> Iterator[Block]:
-    """Yield where the wall time of a logged run went."""
+    if phases:
+        yield Heading("What it works on" if busy else "Where a step goes")
+        bars = (share_bar(name, share, show_ms(ms), share) for name, share, ms in phases)
+        drawn = shorten(bars, PHASES_SHOWN)
+        if rest := phases[PHASES_SHOWN:]:
+            share, ms = sum(row[1] for row in rest), sum(row[2] or 0.0 for row in rest)
+            left = share_bar(f"{len(rest)} more", share, show_ms(ms), share)
+            drawn += (replace(left, only="brief"),)
+        uncovered = 1.0 - sum(share for _, share, _ in phases)
+        if card.ledger and not busy and card.step_time_ms and uncovered > 0.001:
+            ms = card.part_ms(uncovered)
+            drawn += (share_bar("in no phase", uncovered, show_ms(ms), uncovered),)
+        yield Bars(("Phase", "Per step", "Share"), drawn)
     goodput = card.goodput
-    if goodput is None:
-        return
-    yield Heading(f"Where the {show_ms(goodput.wall_s * 1e3)} of the run went")
-    rows = (
-        _timed(GOODPUT_ACCOUNTS[name], share, share * goodput.wall_s * 1e3)
-        for name in GOODPUT_ACCOUNTS
-        if (share := getattr(goodput, name)) > LEAST_SHARE or name == "productive"
-    )
-    yield Bars(("The run", "Of the wall time", "Share"), tuple(rows))
-
-
-def _operations(card: Scorecard) -> Iterator[Block]:
-    if not card.hotspot_ops and card.source.format == LOG:
-        return  # no log lists operations
-    if not card.hotspot_ops:
+    if goodput is not None:
+        yield Heading(f"Where the {show_ms(goodput.wall_s * 1e3)} of the run went")
+        rows = (
+            share_bar(words, share, show_ms(share * goodput.wall_s * 1e3), share)
+            for name, words in GOODPUT_ACCOUNTS.items()
+            if (share := getattr(goodput, name)) > LEAST_SHARE or name == "productive"
+        )
+        yield Bars(("The run", "Of the wall time", "Share"), tuple(rows))
+    if card.memory is not None:
+        yield from memory_use_blocks(card.memory)
+    if card.hotspot_ops:
+        known = {op.name: op for op in card.operations}
+        roofs = {name: op.roof_share for name, op in known.items() if op.roof_share is not None}
+        columns = 3 if any(name in roofs for name, _, _ in card.hotspot_ops) else 2
+        hotspots = []
+        for name, _, percent in card.hotspot_ops:
+            time = show_ms(known[name].ms if name in known else None)
+            row = share_bar(name, percent, time, percent / 100.0)
+            roof = show_share(roofs.get(name), 0)
+            reached = f"  {roof:>5} of its roof" if name in roofs else ""
+            cells = (*row.cells, roof)[:columns]
+            hotspots.append(replace(row, figures=row.figures + reached, cells=cells))
+        header = ("Operation", "Per step", "Of all operations", "Of its roof")[: columns + 1]
+        heading = Heading("Hotspots, of all operations' time")
+        yield from bar_table(
+            heading,
+            Bars(header, tuple(hotspots)),
+            HOTSPOTS_SHOWN,
+            kept=len(hotspots),
+            count=len(card.operations),
+        )
+    elif card.source.format != LOG:  # no log lists operations
         yield Heading("Hotspots")
         yield Paragraph("none: the profile lists no operations")
-        return
-    yield Heading("Hotspots, of all operations' time")
-    known = {op.name: op for op in card.operations}
-    roofs = {name: op.roof_share for name, op in known.items() if op.roof_share is not None}
-    has_roofs = any(name in roofs for name, _, _ in card.hotspot_ops)
-    rows = []
-    for name, _, percent in card.hotspot_ops:
-        cells = show_ms(known[name].ms if name in known else None), show_share(percent / 100.0)
-        roof = show_share(roofs.get(name), 0)
-        reached = f"  {roof:>5} of its roof" if name in roofs else ""
-        figures = f"{cells[0]:>9} {cells[1]:>7}{reached}"
-        rows.append(Bar(name, percent, figures, (*cells, roof) if has_roofs else cells))
-    header = ("Operation", "Per step", "Of all operations", *(("Of its roof",) if has_roofs else ()))
-    yield Bars(header, shorten(rows, HOTSPOTS_SHOWN))
-    yield from more(len(card.operations), HOTSPOTS_SHOWN, len(rows))
 
 
-def _layers_and_ranks(card: Scorecard) -> Iterator[Block]:
-    named = [layer for layer in card.layers if layer.name]
+def _tables(card: Scorecard, *, has_steps: bool) -> Iterator[Block]:
+    """Yield the details, the layers and the ranks."""
+    for table in details(card):
+        bars = Bars(table.header, table.rows, has_long_names=True)
+        yield from bar_table(Heading(table.heading), bars, table.shown)
+    named = [layer for layer in card.layers if layer.name and has_steps]
     if named:
-        yield Heading("Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers")
         columns = 3 if any(layer.recompute_ms for layer in named) else 2
-        bars = []
+        rows = []
         for layer in sorted(named, key=lambda layer: -((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0))):
-            forward, backward, again = (
-                show_ms(ms) for ms in (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms)
-            )
-            figures = f"{forward} forward"
-            if layer.bwd_ms:
-                recomputed = f" + {again} again" if layer.recompute_ms else ""
-                figures = f"{forward:>9} + {backward}{recomputed}"
+            forward, backward, again = map(show_ms, (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms))
+            recomputed = f" + {again} again" if layer.recompute_ms else ""
+            figures = f"{forward:>9} + {backward}{recomputed}" if layer.bwd_ms else f"{forward} forward"
             length = (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0)
-            bars.append(Bar(layer.name or "", length, figures, (forward, backward, again)[:columns]))
+            rows.append(Bar(layer.name or "", length, figures, (forward, backward, again)[:columns]))
         heads = ("Layer", "Forward", "Backward", "Forward again")[: columns + 1]
-        yield Bars(heads, shorten(bars[:ROWS_KEPT], LAYERS_SHOWN))
-        yield from more(len(bars), LAYERS_SHOWN, ROWS_KEPT)
-    if card.ranks:
-        yield Heading("Ranks, waiting for others in collectives")
-        ranks = [
-            Bar(f"rank {row.rank}", row.wait_ms or 0.0, f"{wait:>9} of {step}", (wait, step))
-            for row in sorted(card.ranks, key=lambda row: row.rank)
-            for wait, step in ((show_ms(row.wait_ms), show_ms(row.step_ms)),)
-        ]
-        many = card.many_ranks
-        spread = next((one for one in many.spreads if one.figure == "waiting"), None) if many else None
-        if many and spread and many.ranks > RANKS_SHOWN:
-            ends = (
-                (f"least: rank {spread.least_rank}", spread.least_ms),
-                ("a quarter less than", spread.lower_ms),
-                ("half less than", spread.median_ms),
-                ("a quarter more than", spread.upper_ms),
-                (f"most: rank {spread.most_rank}", spread.most_ms),
-            )
-            yield Bars(
-                (f"Of {many.ranks} ranks", "Waits per step"),
-                tuple(Bar(name, ms, f"{show_ms(ms):>9}", (show_ms(ms),)) for name, ms in ends),
-            )
-            return
-        yield Bars(("Rank", "Waits per step", "Of"), shorten(ranks[:ROWS_KEPT], RANKS_SHOWN))
-        yield from more(len(ranks), RANKS_SHOWN, ROWS_KEPT)
+        title = "Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers"
+        yield from bar_table(Heading(title), Bars(heads, tuple(rows)), LAYERS_SHOWN)
+    if not card.ranks or not has_steps:
+        return
+    heading = Heading("Ranks, waiting for others in collectives")
+    many = card.many_ranks
+    spread = next((spread for spread in many.spreads if spread.figure == "waiting"), None) if many else None
+    if many and spread and many.ranks > RANKS_SHOWN:
+        ends = {
+            f"least: rank {spread.least_rank}": spread.least_ms,
+            "a quarter less than": spread.lower_ms,
+            "half less than": spread.median_ms,
+            "a quarter more than": spread.upper_ms,
+            f"most: rank {spread.most_rank}": spread.most_ms,
+        }
+        drawn = tuple(Bar(name, ms, f"{show_ms(ms):>9}", (show_ms(ms),)) for name, ms in ends.items())
+        yield from (heading, Bars((f"Of {many.ranks} ranks", "Waits per step"), drawn))
+        return
+    ranks = []
+    for row in sorted(card.ranks, key=lambda row: row.rank):
+        wait, step = show_ms(row.wait_ms), show_ms(row.step_ms)
+        ranks.append(Bar(f"rank {row.rank}", row.wait_ms or 0.0, f"{wait:>9} of {step}", (wait, step)))
+    yield from bar_table(heading, Bars(("Rank", "Waits per step", "Of"), tuple(ranks)), RANKS_SHOWN)
 
 
 def gain(finding: Finding) -> str:
-    """Return what following a finding may bring, as a share of the step; empty if next to nothing."""
+    """Return the gain of a finding as a share of the step; empty if negligible."""
     if finding.gain_high <= _LEAST_GAIN:
         return ""
     low, high = show_share(finding.gain_low, 0), show_share(finding.gain_high, 0)

@@ -1,18 +1,22 @@
-"""The scorecard as a page: which sections there are, in which order, and those that are mostly words."""
+"""The scorecard as a page: its sections and charts, and links that open the trace in Perfetto."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import quote
 
 import msgspec
 
 from stepgrade._version import __version__
 from stepgrade.errors import name_fields
-from stepgrade.model.finding import Finding
+from stepgrade.model import Ledger, Source, Span
+from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import texts_of
-from stepgrade.model.scorecard import Scorecard
-from stepgrade.report import trace_links
+from stepgrade.model.operations import LayerStep, ModuleStep
+from stepgrade.model.scorecard import Finding, Scorecard
 from stepgrade.report.blocks import (
+    Bar,
+    Bars,
     Block,
     Bullet,
     Bullets,
@@ -25,36 +29,66 @@ from stepgrade.report.blocks import (
     bullets,
 )
 from stepgrade.report.content import comparison
-from stepgrade.report.content.charts import (
-    details_section,
-    hotspots_section,
-    layers_section,
-    ledger_section,
-    memory_section,
-    modules_section,
-    ranks_section,
-    roofline_section,
-    steps_section,
-    timeline_section,
-)
-from stepgrade.report.content.hang import VERDICTS, hang_rows
-from stepgrade.report.content.scorecard import gain, grade_badge, is_worth_showing
+from stepgrade.report.content.details import HANG_VERDICTS, details, hang_rows
+from stepgrade.report.content.scorecard import gain, grade_badge, is_from_timeline, is_worth_showing, shares
 from stepgrade.report.figures import (
     Ceilings,
     FindingList,
     FindingRow,
     Halves,
+    Icicle,
+    LaneChart,
+    LayerChart,
+    Legend,
+    OperationTable,
     Page,
+    RankChart,
+    RooflineChart,
     Section,
     Shown,
+    Slice,
+    Stack,
     Tiles,
+    TraceHelp,
     empty,
     numbers,
 )
-from stepgrade.report.names import printable, shortened
-from stepgrade.report.words import BOTTLENECKS, joined
-from stepgrade.scoring.standing import standings
+from stepgrade.report.names import BOTTLENECKS, joined, printable, shortened
+from stepgrade.scoring.charts import roofline_of, standings, tail_of
 from stepgrade.units import show_count, show_ms, show_rate, show_samples_rate, show_share, show_si
+
+# Perfetto's page takes no trace from a page opened as a file (browsers give those no origin), but it fetches
+# one from port 9001 of the same machine and shows the stretch that the link names.
+PERFETTO_PAGE = "https://ui.perfetto.dev/#!/?url=http%3A%2F%2F127.0.0.1%3A9001%2F"
+PERFETTO_SERVER = (
+    "from http.server import HTTPServer, SimpleHTTPRequestHandler as Files\n"
+    "class Shared(Files):\n"
+    "    def end_headers(self):\n"
+    '        self.send_header("Access-Control-Allow-Origin", "https://ui.perfetto.dev")\n'
+    "        super().end_headers()\n"
+    'HTTPServer(("127.0.0.1", 9001), Shared).serve_forever()'
+)
+# Some time on both sides, so that what comes before and after can be seen.
+PERFETTO_MARGIN = 0.25
+_LONGEST_FILE_NAME = 255  # of every file system in use
+
+
+# Which roofs a roofline has -> what to say of those that it lacks.
+_MISSING_ROOFS = {
+    frozenset[str](): "Without the device's peaks there are no roofs: give {device}.",
+    frozenset({"compute"}): "Its memory bandwidth is not known, so there is no memory roof: "
+    "give {peak_bw_gb_s}.",
+    frozenset({"memory"}): "Its peak in this precision is not known, so there is no compute roof: "
+    "give {peak_tflops}.",
+}
+OPERATIONS_SHOWN = 25
+ROWS_KEPT = 2_000
+RANKS_IN_TIMELINE = 8
+RANKS_IN_LEDGER = 16
+PHASES_SHOWN = 12
+LAYERS_SHOWN = 256
+LONGEST_MS = 1e300  # longer times cannot be drawn
+
 
 FINDINGS_FIRST = 3
 FILES_SHOWN = 16
@@ -62,46 +96,173 @@ CAUSES_SHOWN = 12
 
 
 def page(card: Scorecard, flags: Mapping[str, str]) -> Page:
-    """Return the sections that the card has anything for."""
+    """Return the sections that the card has data for."""
     first = card.source.files[0] if card.source.files else ""
     more = f" and {len(card.source.files) - 1} more" if len(card.source.files) > 1 else ""
     found = [_finding(finding, card) for finding in card.findings]
-    # A log of torch.compile alone, and a run that hangs, tell of no step: sections on steps would be empty.
+    # A log of torch.compile alone, and a run that hangs, have no steps: sections on steps would be empty.
     only_compiled = card.compile is not None and not card.operations and card.steps is None
     has_steps = card.hang is None and not only_compiled
-    chosen: list[tuple[str, str, str, Iterator[Shown]]] = [
-        ("verdict", "Verdict", "", _verdict(card, flags, found, has_steps=has_steps))
-    ]
+    verdict = _verdict(card, flags, found, has_steps=has_steps)
+    sections = [Section("verdict", "Verdict", "", tuple(verdict))]
     if card.hang is not None:
         heads = ("ranks", "last collective", "at", "state")
         columns = tuple(Column(head, look="isolated") for head in heads)
-        label = "The last collective of every rank"
-        table = Table(columns, tuple(hang_rows(card.hang)), label=label)
-        verdict = Paragraph(VERDICTS[card.hang.kind], style="title")
-        chosen.append(("hang", "Ranks", "Where the ranks are", iter((verdict, table))))
+        table = Table(columns, tuple(hang_rows(card.hang)), label="The last collective of every rank")
+        answer = Paragraph(HANG_VERDICTS[card.hang.kind], style="title")
+        sections.append(Section("hang", "Ranks", "Where the ranks are", (answer, table)))
     elif only_compiled:
-        chosen.append(("compilation", "Compilation", "What was compiled", details_section(card)))
+        tables = tuple(_detail_tables(card))
+        sections.append(Section("compilation", "Compilation", "What was compiled", tables))
     else:
-        chosen += [
-            ("baseline", "Baseline", "Against the baseline", _baseline(card, flags)),
-            ("ledger", "Time", "Where a step goes", ledger_section(card)),
-            ("timeline", "One step", "One step", timeline_section(card, flags)),
-            ("roofline", "Roofline", "Roofline", roofline_section(card, flags)),
-            ("layers", "Layers", "Layers", layers_section(card, flags)),
-            ("modules", "Modules", "Modules", modules_section(card)),
-            ("hotspots", "Hotspots", "Hotspots", hotspots_section(card)),
-            ("steps", "Steps", "Step times", steps_section(card.steps)),
-            ("memory", "Memory", "Memory of the device", memory_section(card.memory)),
-        ]
-    chosen.append(("findings", "Findings", "Findings", _findings(card, found)))
+        sections += _step_sections(card, flags)
+    blocks: list[Shown] = [FindingList(tuple(found))]
+    if not found:
+        why = "Rules see more in a trace with shapes and stacks: torch.profiler with record_shapes=True and "
+        blocks = [empty(f"{why}with_stack=True.", "No rule found anything.")]
+    if card.recommendations:
+        todo = Bullets(tuple(Bullet(text, "1.") for text in card.recommendations))
+        blocks += [Heading("What to do next"), todo]
+    sections.append(Section("findings", "Findings", "Findings", tuple(blocks)))
     if has_steps:
-        chosen.append(("ranks", "Ranks", "Ranks", ranks_section(card, flags)))
-    chosen.append(("provenance", "Provenance", "Where the numbers come from", _provenance(card, flags)))
-    made = (Section(address, nav, title, tuple(blocks)) for address, nav, title, blocks in chosen)
+        missing = next((one.said(flags) for one in card.fitness if one.code == "ranks_missing"), None)
+        why = f"{missing} Give the traces of all ranks."
+        if missing is None:
+            why = "One rank was given. Give the traces of all ranks, or their folder, to see who waits for "
+            why += "whom."
+        ranks = RankChart(tuple(sorted(card.ranks, key=lambda row: row.rank))) if card.ranks else empty(why)
+        sections.append(Section("ranks", "Ranks", "Ranks", (ranks,)))
+    origin = tuple(_provenance(card, flags))
+    sections.append(Section("provenance", "Provenance", "Where the numbers come from", origin))
     return Page(
         f"{card.grade}: {shortened(first, 80)}" if first else card.grade,
         shortened(first, 120) + more if first else printable(card.source.format),
-        tuple(section for section in made if section.blocks),
+        tuple(section for section in sections if section.blocks),
+    )
+
+
+def _step_sections(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Section]:
+    yield Section("baseline", "Baseline", "Against the baseline", tuple(_baseline(card, flags)))
+    yield Section("ledger", "Time", "Where a step goes", tuple(_ledger(card)))
+    if card.views:
+        numbered = dict.fromkeys(view.number for view in card.views)
+        steps = tuple(
+            tuple(view for view in card.views if view.number == number)[:RANKS_IN_TIMELINE]
+            for number in numbered
+        )
+        another = name_fields("Others are drawn with {steps}.", flags)
+        lanes = LaneChart(steps, card.findings, another, max(0, len(card.ranks) - len(steps[0])))
+        yield Section("timeline", "One step", "One step", (lanes,))
+    roofline, lacks = roofline_of(card), "The profile lists no operations. Record a trace with "
+    if card.operations:
+        lacks = "No operation's FLOPs and bytes are known: the source has no shapes. Record with "
+    plot: Shown = empty(f"{lacks}torch.profiler and record_shapes=True.")
+    if roofline is not None:
+        kinds = frozenset(roof.kind for roof in roofline.roofs)
+        plot = RooflineChart(roofline, name_fields(_MISSING_ROOFS.get(kinds, ""), flags))
+    yield Section("roofline", "Roofline", "Roofline", (plot,))
+    drawn = tuple(layer for layer in card.layers if 0.0 < layer_ms(layer) < LONGEST_MS)[:LAYERS_SHOWN]
+    why = next((one.said(flags) for one in card.notes if one.code == "no_layers"), None)
+    why = why or "The source has no layers. Record with torch.profiler and with_modules or with_stack=True."
+    left_out = max(0, len(card.layers) - LAYERS_SHOWN)
+    layers = LayerChart(drawn, card.forward_backward_ratio, left_out) if drawn else empty(why)
+    yield Section("layers", "Layers", "Layers", (layers,))
+    if sum(module_ms(module) for module in card.modules if module.parent is None) > 0.0:
+        yield Section("modules", "Modules", "Modules", (Icicle(card.modules),))
+    why = "The profile lists no operations. Record a trace with torch.profiler, or write `ops` into the "
+    operations: Shown = empty(f"{why}step profile.")
+    if card.operations:
+        operations = OperationTable(
+            tuple((op, perfetto_link(op.longest, card.source)) for op in card.operations[:OPERATIONS_SHOWN]),
+            len(card.operations),
+            any(op.longest for op in card.operations),
+            tail_of(card.operations, ROWS_KEPT),
+        )
+    link = perfetto_link(card.typical_step, card.source)
+    help_ = () if link is None else (TraceHelp(link),)
+    yield Section("hotspots", "Hotspots", "Hotspots", (operations, *_detail_tables(card), *help_))
+    times: Shown = empty(
+        "The source has no single step times, only an average. Record a trace, or write a line per step."
+    )
+    if card.steps is not None and len(card.steps.samples_ms) > 1:
+        times = card.steps
+    elif card.steps is not None and card.steps.samples_ms:
+        times = empty("Only one step was recorded: it has no spread. Record ten steps or more.")
+    yield Section("steps", "Steps", "Step times", (times,))
+    memory = card.memory
+    if memory is not None and (memory.categories or memory.curve or memory.out_of_memory):
+        yield Section("memory", "Memory", "Device memory", (memory,))
+
+
+def layer_ms(layer: LayerStep) -> float:
+    """Return how long a layer takes in a step."""
+    return (layer.fwd_ms or 0.0) + (layer.recompute_ms or 0.0) + (layer.bwd_ms or 0.0)
+
+
+def module_ms(module: ModuleStep) -> float:
+    """Return how long a module takes in a step."""
+    return module.fwd_ms + module.bwd_ms + module.recompute_ms
+
+
+def _ledger(card: Scorecard) -> Iterator[Shown]:
+    """Yield where a step's time goes: as a whole, by rank, by phase."""
+    if slices := ledger_slices(card.ledger, card.step_time_ms):
+        basis = "From the phases that the source names; it has no timeline of the device."
+        if is_from_timeline(card.ledger):
+            basis = "What the device does in a step, from its timeline."
+        yield Paragraph(f"{basis} The parts add up to 100 %.")
+        yield Stack((("Parts of a step", slices, ""),))
+        yield Legend(slices)
+        ranks = sorted(card.ranks, key=lambda row: (row.wait_ms or 0.0, row.rank))
+        if ranks:
+            yield Heading("By rank")
+        if len(ranks) > RANKS_IN_LEDGER:
+            half, many = RANKS_IN_LEDGER // 2, card.many_ranks
+            ranks = [*ranks[:half], *ranks[-half:]]
+            run = f" of the run's {many.ranks}" if many and many.ranks > len(card.ranks) else ""
+            text = f"the {half} that wait least for others and the {half} that wait most."
+            yield Paragraph(f"Of {len(card.ranks)}{run} ranks, {text}")
+        rows = (
+            (f"rank {row.rank}", ledger_slices(row.ledger, row.step_ms), show_ms(row.step_ms))
+            for row in sorted(ranks, key=lambda row: row.rank)
+        )
+        if ranks:
+            yield Stack(tuple(rows))
+    else:
+        yield empty(
+            "Neither a timeline of the device nor phases that fill the step are known. Record a trace with "
+            "torch.profiler, or write phases into the step profile."
+        )
+    phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
+    if phases:
+        phases.sort(key=lambda phase: -phase[1])
+        bars = (
+            Bar(shortened(name, 60), share, "", (show_share(share), show_ms(ms)))
+            for name, share, ms in phases[:PHASES_SHOWN]
+        )
+        yield Heading("What it works on")
+        yield Bars((), tuple(bars))
+
+
+def _detail_tables(card: Scorecard) -> Iterator[Shown]:
+    for one in details(card):
+        yield Heading(one.heading)
+        if one.about:
+            yield Paragraph(one.about)
+        rows = ((printable(row.name), *row.cells) for row in one.rows[:ROWS_KEPT])
+        yield numbers(one.header, rows, one.heading)
+
+
+def ledger_slices(ledger: Ledger | None, step_ms: float | None) -> tuple[Slice, ...]:
+    """Return the accounts that are worth drawing, with their figures."""
+    return tuple(
+        Slice(
+            name=account_words(name),
+            share=share,
+            figures=f"{show_share(share)} ({show_ms(share * step_ms)})" if step_ms else show_share(share),
+            look=f"account-{name}",
+        )
+        for name, share in shares(ledger).items()
     )
 
 
@@ -114,8 +275,7 @@ def _verdict(
     columns: list[tuple[Shown, ...]] = []
     if has_steps:
         yield Tiles(tuple(tiles(card, flags)))
-        limits: list[Shown] = []
-        limits.append(Heading("What holds it back", level=2))
+        limits: list[Shown] = [Heading("What holds it back", level=2)]
         limits.append(Paragraph(bottleneck_words(card), style="big"))
         limits += [Paragraph(f"{text}.", style="says") for text in card.bottleneck_evidence]
         if not card.bottleneck_evidence:
@@ -127,12 +287,21 @@ def _verdict(
             supply = name_fields("Give {device} and {model} with {batch} and {seq}.", flags)
             limits.append(empty(f"No ceiling in tokens per second is known. {supply}"))
         columns.append(tuple(limits))
-    columns.append(tuple(_first_steps(card, flags, found)))
-    yield Halves(tuple(columns))
+    todo: list[Shown] = [Heading("What to do first", level=2)]
+    if found:
+        rest = max(0, len(found) - FINDINGS_FIRST)
+        todo.append(FindingList(tuple(found[:FINDINGS_FIRST]), is_brief=True, more=rest))
+    elif card.recommendations:
+        todo.append(Bullets(tuple(map(Bullet, card.recommendations)), look="todo"))
+    else:
+        todo.append(Paragraph("Nothing stands out."))
+    if card.unreported_warnings:
+        todo += [Heading("Caveats", level=2), bullets(texts_of(card.unreported_warnings, flags))]
+    yield Halves((*columns, tuple(todo)))
 
 
 def tiles(card: Scorecard, flags: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the figures of the first screen: name, value, and what it rests on."""
+    """Yield the figures of the first screen: name, value and basis."""
 
     def interval(show: Callable[[float], str], low: float | None, high: float | None) -> str | None:
         return None if low is None or high is None else f"95 % interval {show(low)} to {show(high)}"
@@ -168,20 +337,6 @@ def tiles(card: Scorecard, flags: Mapping[str, str]) -> Iterator[tuple[str, str,
 def bottleneck_words(card: Scorecard) -> str:
     """Return what holds the run back."""
     return BOTTLENECKS.get(card.bottleneck, card.bottleneck)
-
-
-def _first_steps(card: Scorecard, flags: Mapping[str, str], found: list[FindingRow]) -> Iterator[Shown]:
-    yield Heading("What to do first", level=2)
-    if found:
-        rest = max(0, len(found) - FINDINGS_FIRST)
-        yield FindingList(tuple(found[:FINDINGS_FIRST]), is_brief=True, more=rest)
-    elif card.recommendations:
-        yield Bullets(tuple(map(Bullet, card.recommendations)), look="todo")
-    else:
-        yield Paragraph("Nothing stands out.")
-    if card.unreported_warnings:
-        yield Heading("Be wary", level=2)
-        yield bullets(texts_of(card.unreported_warnings, flags))
 
 
 def _baseline(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Shown]:
@@ -234,22 +389,8 @@ def _finding(finding: Finding, card: Scorecard) -> FindingRow:
         finding=finding,
         gain=gain(finding),
         evidence=tuple(evidence),
-        link=trace_links.link(named or card.typical_step, card.source),
+        link=perfetto_link(named or card.typical_step, card.source),
     )
-
-
-def _findings(card: Scorecard, found: list[FindingRow]) -> Iterator[Shown]:
-    if found:
-        yield FindingList(tuple(found))
-    else:
-        yield empty(
-            "Rules see more in a trace with shapes and stacks: torch.profiler with record_shapes=True and "
-            "with_stack=True.",
-            "No rule found anything.",
-        )
-    if card.recommendations:
-        yield Heading("What to do next")
-        yield Bullets(tuple(Bullet(text, "1.") for text in card.recommendations))
 
 
 def _provenance(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
@@ -286,7 +427,22 @@ def _provenance(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
             Fact("made by", f"stepgrade {__version__}"),
         )
     )
-    for heading, notes in (("Be wary", card.unreported_warnings), ("Notes", card.notes)):
+    for heading, notes in (("Caveats", card.unreported_warnings), ("Notes", card.notes)):
         if notes:
             yield Heading(heading)
             yield bullets(texts_of(notes, flags))
+
+
+def perfetto_link(span: Span | None, source: Source) -> str | None:
+    """Return the address that shows a stretch of a trace; None for other sources or without a file's name."""
+    if span is None or not 0 <= span.file < len(source.files):
+        return None
+    name = source.files[span.file].replace("\\", "/").rpartition("/")[2]
+    if not name or name == "-" or len(name) > _LONGEST_FILE_NAME:
+        return None
+    margin = int(span.dur_ns * PERFETTO_MARGIN)
+    begin, end = max(0, span.start_ns - margin), span.start_ns + span.dur_ns + margin
+    # Twice, as browsers encode it: once for the address that is fetched, once for its being a parameter.
+    for _ in range(2):
+        name = quote(name, safe="!'()*", errors="replace")
+    return f"{PERFETTO_PAGE}{name}&visStart={begin}&visEnd={end}"

@@ -1,4 +1,4 @@
-"""A step as it is and with changes, in less than a page."""
+"""A step as measured and with assumed changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_SHARE = 0.01
 
 
 def blocks(found: WhatIf, flags: Mapping[str, str]) -> Iterator[Block]:
-    """Yield the step, what it would take with each change, and what then keeps it from being shorter."""
+    """Yield the step, how long it would take with each change, and what would limit it then."""
     yield Title("What if", "stepgrade · ", found.source.shown)
     yield Space()
     ranks = f" of {found.ranks} ranks" if found.ranks > 1 else ""
@@ -28,16 +28,32 @@ def blocks(found: WhatIf, flags: Mapping[str, str]) -> Iterator[Block]:
     ]
     if any(figures):
         rows["reaches"] = ", ".join(figure for figure in figures if figure)
-    rows["made of"] = _said(found.bound)
+    rows["made of"] = _parts(found.bound)
     yield facts(rows)
     yield Heading("What if")
     if not found.answers:
         text = "No change of one part that was tried makes the step 1 % shorter."
         yield Paragraph(text)
     else:
-        yield _table(found.answers)
+        answers = found.answers
+        more = {
+            "tok/s": [f"{one.throughput_tok_s:,.0f}" if one.throughput_tok_s else "" for one in answers],
+            "MFU": [show_share(one.mfu) if one.mfu is not None else "" for one in answers],
+            "grade": [one.grade or "" for one in answers],
+        }
+        used = {name: cells for name, cells in more.items() if any(cells)}
+        columns = [Column("change", fills=True)]
+        columns += [Column(name, width=9, right=True) for name in ("step", "from", "to")]
+        columns.append(Column("saves", width=6, right=True))
+        columns += [Column(name, width=max(5, *map(len, cells)), right=True) for name, cells in used.items()]
+        table = []
+        for index, one in enumerate(answers):
+            times = map(show_ms, (one.step_ms, one.low_ms, one.high_ms))
+            cells = (column[index] for column in used.values())
+            table.append((_change(one), *times, show_share(one.gain), *cells))
+        yield Table(tuple(columns), tuple(table))
         yield Heading("Why not more")
-        yield bullets(f"{_change(one)}: {_said(one.bound)}" for one in found.answers)
+        yield bullets(f"{_change(one)}: {_parts(one.bound)}" for one in found.answers)
     if found.notes:
         yield Heading("Notes")
         yield bullets(texts_of(found.notes, flags), style="dim")
@@ -47,37 +63,7 @@ def _change(answer: ChangedStep) -> str:
     return shortened(answer.changes[0], _NAME_CELLS) if len(answer.changes) == 1 else "all of them"
 
 
-def _said(parts: Sequence[StepPart]) -> str:
-    """Return what the time goes into, in words."""
-    told = [f"{show_share(part.share, 0)} {part.what}" for part in parts if part.share >= _LEAST_SHARE]
-    return ", ".join(told) or "nothing that takes time is left"
-
-
-def _table(answers: Sequence[ChangedStep]) -> Table:
-    """Return a row for each answer, without the columns that none of them has."""
-    more = {
-        "tok/s": [f"{one.throughput_tok_s:,.0f}" if one.throughput_tok_s else "" for one in answers],
-        "MFU": [show_share(one.mfu) if one.mfu is not None else "" for one in answers],
-        "grade": [one.grade or "" for one in answers],
-    }
-    used = {name: cells for name, cells in more.items() if any(cells)}
-    columns = (
-        Column("change", fills=True),
-        Column("step", width=9, right=True),
-        Column("from", width=9, right=True),
-        Column("to", width=9, right=True),
-        Column("saves", width=6, right=True),
-        *(Column(name, width=max(5, *map(len, cells)), right=True) for name, cells in used.items()),
-    )
-    rows = tuple(
-        (
-            _change(one),
-            show_ms(one.step_ms),
-            show_ms(one.low_ms),
-            show_ms(one.high_ms),
-            show_share(one.gain),
-            *(cells[place] for cells in used.values()),
-        )
-        for place, one in enumerate(answers)
-    )
-    return Table(columns, rows)
+def _parts(parts: Sequence[StepPart]) -> str:
+    """Return where the time goes."""
+    shown = [f"{show_share(part.share, 0)} {part.what}" for part in parts if part.share >= _LEAST_SHARE]
+    return ", ".join(shown) or "nothing that takes time is left"
