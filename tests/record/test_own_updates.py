@@ -10,6 +10,7 @@ from msgspec import structs
 import stepgrade as sg
 from stepgrade.model import Note
 from stepgrade.record.totals import StepSizes
+from tests.builders import make_profile
 from tests.record.test_processes import run
 
 HEAD = """
@@ -153,12 +154,11 @@ def sized(steps: list[tuple[int, int]]) -> StepSizes:
     return sizes
 
 
-def test_steps_that_hold_more_and_take_longer_are_uneven_and_not_unsteady(tmp_path: Path) -> None:
+def test_steps_that_hold_more_and_take_longer_are_uneven_and_not_unsteady() -> None:
     times = [400_000_000 if number % 6 == 5 else 90_000_000 for number in range(24)]
     assert sized([(24 if ns > 90_000_000 else 4, ns) for ns in times]).uneven() == (4, 24)
     assert sized([(4, ns) for ns in times]).uneven() is None
-    profile, _ = record(tmp_path, HEAD + ONCE)
-    spread = structs.replace(profile, samples_ms=tuple(ns / 1e6 for ns in times), notes=())
+    spread = make_profile(steps=24, samples_ms=tuple(ns / 1e6 for ns in times))
     rules = {"unsteady-steps", "drifting-steps"}
     assert rules & {found.rule for found in sg.score(spread).findings}
     uneven = structs.replace(spread, notes=(*spread.notes, Note("uneven_steps", "some hold more")))
