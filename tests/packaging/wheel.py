@@ -15,6 +15,10 @@ NEEDED = (
     "stepgrade/hardware/accelerators.csv",
     "stepgrade/report/html/templates/page.html",
 )
+LIBRARY = "stepgrade/readers/native/"  # the compiled one, in a wheel for one platform
+MOST_BYTES = 2_000_000
+# A wheel with the library must be able to use it;
+HAS_LIBRARY = "from stepgrade.readers.compiled import load; print(load() is not None)"
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
 
 
@@ -23,8 +27,14 @@ def check_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     package = {name for name in names if name.startswith("stepgrade/")}
     sources = ROOT / "src"
-    there = {str(path.relative_to(sources)) for path in (sources / "stepgrade").rglob("*") if path.is_file()}
-    wanted = {name for name in there if "__pycache__" not in name}
+    there = {
+        path.relative_to(sources).as_posix() for path in (sources / "stepgrade").rglob("*") if path.is_file()
+    }
+    wanted = {name for name in there if "__pycache__" not in name and not name.startswith(LIBRARY)}
+    libraries = {name for name in package if name.startswith(LIBRARY)}
+    if len(libraries) != (not wheel.name.endswith("-py3-none-any.whl")) or wheel.stat().st_size > MOST_BYTES:
+        sys.exit(f"{wheel.name}: {len(libraries)} libraries, {wheel.stat().st_size} bytes")
+    package -= libraries
     if package != wanted:
         sys.exit(f"{wheel.name} and src/ differ: {sorted(package ^ wanted)[:10]}")
     strange = [name for name in names if not name.startswith("stepgrade") or "__pycache__" in name]
@@ -49,13 +59,16 @@ def main(dist: Path) -> None:
     check_contents(wheel)
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
-        python = Path(folder) / "bin" / "python"
+        scripts = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin")
+        python = scripts / "python"
         run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", wheel.resolve())
         installed = run(python, "-m", "pip", "--disable-pip-version-check", "list", "--format=freeze")
         packages = {line.partition("==")[0] for line in installed.splitlines()} - {"pip", "setuptools"}
         if packages != {"isal", "msgspec", "numpy", "stepgrade"}:
             sys.exit(f"a plain install brings {sorted(packages)}")
-        stepgrade = Path(folder) / "bin" / "stepgrade"
+        if (run(python, "-c", HAS_LIBRARY).strip() == "True") == wheel.name.endswith("-any.whl"):
+            sys.exit(f"{wheel.name} does not load the library it was built with")
+        stepgrade = scripts / "stepgrade"
         for command in (["--version"], ["--help"], ["devices"], ["score", TRACE], ["inspect", TRACE]):
             run(stepgrade, *command)
         refused = subprocess.run(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lanes import NEEDS_LIBRARY, check
 from slow_kineto import TABLES, fast_rows, load, slow_rows
 from tests.kineto_traces import looks_like_kineto, read_ranks, read_trace
 from tests.samples import each_of, shared
@@ -33,6 +34,14 @@ def test_every_column_is_exact_and_in_order(file: Path) -> None:
             order = np.lexsort((-rows.dur_ns, rows.start_ns))
             assert (np.diff(order) > 0).all()
         assert trace.lost == ()
+
+
+@NEEDS_LIBRARY
+@pytest.mark.parametrize(
+    "file", [*each_of("samples/kineto/*.json*"), *each_of("samples/kineto_more/*.json*")]
+)
+def test_both_lanes_read_the_samples_alike(file: Path) -> None:
+    check(file.read_bytes())
 
 
 ERAS = [

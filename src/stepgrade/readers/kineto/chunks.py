@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from stepgrade.memory import check
 from stepgrade.model.events import NONE
+from stepgrade.readers import compiled
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
     Event,
@@ -27,7 +28,7 @@ from stepgrade.readers.kineto.decode import (
     repair,
     scan_value,
 )
-from stepgrade.readers.kineto.tables import Tables
+from stepgrade.readers.kineto.tables import ROW_BYTES, Tables
 from stepgrade.readers.source import ByteSource
 
 SLOT_BYTES = 1 << 19
@@ -167,6 +168,13 @@ class ChunkReader:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.tables = Tables()
+        library = compiled.load()
+        if library is None:
+            self._lane = None
+        else:
+            from stepgrade.readers.kineto.lane import CompiledLane  # not everywhere is there a library for it
+
+            self._lane = CompiledLane(library, self.tables)
         self.losses: dict[str, tuple[int, int]] = {}  # events left out by reason, and the first one's offset
         self.text_times = False  # whether times had to be read from their text
         self.end: int | None = None  # where in the text the array of events closes, once that is seen
@@ -181,22 +189,33 @@ class ChunkReader:
 
         Raise TooLarge once the events read exceed the memory limit.
         """
-        check(self.tables.memory_bytes, self._most_bytes)
+        pending_rows = self._lane.pending_rows if self._lane else 0
+        check(self.tables.memory_bytes + pending_rows * ROW_BYTES, self._most_bytes)
         try:
-            if not self.text_times:
-                try:
-                    self.tables.add(decode_events(chunk), from_numbers)
-                except NeedsText:
-                    self.text_times = True
-                else:
+            if self._lane:
+                needs_text = self._lane.read(chunk, self._add)
+                if needs_text is not None:
+                    self.text_times |= needs_text
                     return
-            self.tables.add(decode_text_timed(chunk), from_texts)
+                self.flush()
+            self._add(chunk)
         except _ODD_VALUES:
             text = bytes(chunk[1:-1])
             if _BARE_BACKSLASH.search(text):
                 self.read(memoryview(b"[" + _with_slashes(text) + b"]"), offset)
             else:
                 self.read_pieces(text, offset)
+
+    def _add(self, chunk: memoryview | bytes) -> None:
+        """Add a JSON array of events, all or (raising one of _ODD_VALUES) none."""
+        if not self.text_times:
+            try:
+                self.tables.add(decode_events(chunk), from_numbers)
+            except NeedsText:
+                self.text_times = True
+            else:
+                return
+        self.tables.add(decode_text_timed(chunk), from_texts)
 
     def read_pieces(self, text: bytes, offset: int) -> None:
         """Add the intact events in `text`; set `end` to the offset where the array of events closes."""
@@ -222,7 +241,13 @@ class ChunkReader:
             except DECODE_ERRORS:
                 self.lose("not valid JSON", 1, offset + at)
             at = stop
+        self.flush()
         self.tables.add(events, from_ns)
+
+    def flush(self) -> None:
+        """Add the rows to the tables that the compiled lane has not added yet."""
+        if self._lane:
+            self._lane.flush()
 
 
 def _with_slashes(text: bytes) -> bytes:

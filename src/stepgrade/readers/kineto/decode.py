@@ -172,8 +172,8 @@ def _decoded(decode: Callable[[Raw], T], raw: Raw, default: T) -> T:
 
 
 LIMIT_NS = 1 << 61
-_LIMIT_US = LIMIT_NS // 1000
-_EXACT_US = float(1 << 43)
+LIMIT_US = LIMIT_NS // 1000
+EXACT_US = float(1 << 43)
 _PLAIN = re.compile(rb"(-?)(\d{1,18})(?:\.(\d{1,3}))?")
 _NUMBER = re.compile(rb"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?")
 
@@ -190,14 +190,14 @@ def from_numbers(values: Sequence[Json]) -> Longs:
     """Return ints or floats of microseconds as nanoseconds; NeedsText where doubles are too coarse."""
     times = np.array(values)
     if times.dtype == np.int64:
-        if times.max() >= _LIMIT_US or times.min() <= -_LIMIT_US:
+        if times.max() >= LIMIT_US or times.min() <= -LIMIT_US:
             raise ValueError("times out of range")
         return times * 1000
     if times.dtype.kind == "U":
         raise NeedsText  # torch_npu writes them as text
     if times.dtype != np.float64:
         raise ValueError("times that are not numbers")
-    if np.abs(times).max() >= _EXACT_US:
+    if np.abs(times).max() >= EXACT_US:
         raise NeedsText
     whole = np.floor(times)
     thousandths: Longs = np.rint((times - whole) * 1000).astype(np.int64)

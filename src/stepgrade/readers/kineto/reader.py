@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepgrade.errors import BadInput
 from stepgrade.model.columns import distinct, narrow, order_by_start
 from stepgrade.model.events import NONE, DeviceEvent, Inputs, KernelLaunch, Profiler, Trace, TraceThread
+from stepgrade.readers import compiled
 from stepgrade.readers.kineto import categories, chunks
 from stepgrade.readers.kineto.chunks import ChunkReader, Splitter, WorkerLost
 from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, fields_of, read_head, read_tail
@@ -50,11 +51,12 @@ _COPY_WORDS: Final = {
 def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]:
     """Return a trace for each rank that the file holds: one, except for merged files.
 
-    `processes` is how many may read at once; the default depends on the file's size.
+    `processes` is how many may read at once; the default depends on the file's size, and is one with the
+    compiled lane, which reads faster than another process starts.
     """
     if processes is None:
         processes = 1
-        if os.name == "posix" and sys.executable and source.can_restart:
+        if compiled.load() is None and os.name == "posix" and sys.executable and source.can_restart:
             # A process reads about 50 MB in the time that another takes to start.
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             worth = source.expected_text_bytes // _BYTES_WORTH_A_PROCESS

@@ -93,7 +93,7 @@ _COPIED: Final[dict[str, dict[str, Callable[[Sequence[Args]], list[Json]]]]] = {
     },
 }
 # Which categories become rows of which table and kind; tables of the host come first.
-_ROWS: Final = (
+ROWS: Final = (
     ("ops", 0, categories.OP_CATEGORIES),
     ("calls", 0, categories.CALL_CATEGORIES),
     ("ranges", RangeKind.ANNOTATION, categories.ANNOTATION_CATEGORIES),
@@ -104,9 +104,9 @@ _ROWS: Final = (
     ("work", DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
     ("device_ranges", 0, categories.DEVICE_RANGE_CATEGORIES),
 )
-_LONG_FRAME_US: Final = 100.0  # shorter library frames explain no wait
+LONG_FRAME_US: Final = 100.0  # shorter library frames explain no wait
 # Measured from the file to the written result, and rounded up.
-_ROW_BYTES: Final = 200
+ROW_BYTES: Final = 200
 _NAME_BYTES: Final = 2000  # each may be an operation of the result
 _THING_BYTES: Final = 500
 _CHARACTER_BYTES: Final = 4
@@ -199,7 +199,7 @@ class Tables:
             self.categories,
         )
         return (
-            rows * _ROW_BYTES
+            rows * ROW_BYTES
             + len(self.strings) * _NAME_BYTES
             + sum(len(each) for each in things) * _THING_BYTES
             + (self.strings.text_bytes + self.inputs.text_bytes) * _CHARACTER_BYTES
@@ -211,7 +211,7 @@ class Tables:
         for event in events:
             by_category[event.cat].append(event)
         _categorise(by_category)
-        rows, kinds = _rows(by_category, _LONG_FRAME_US * (1000 if clock is from_ns else 1))
+        rows, kinds = _rows(by_category, LONG_FRAME_US * (1000 if clock is from_ns else 1))
         instants = _pick(by_category, (categories.MEMORY_CATEGORY, ""))
         allocations = [event for event in instants if categories.is_allocation(event.name, event.ph)]
         batches: dict[str, Batch] = {}  # all are made before any is added
@@ -281,6 +281,20 @@ class Tables:
 
     def _add_work_columns(self, work: Batch, args: Sequence[Args]) -> None:
         """Add what only work on the device has: collectives, launches, and the links of NPU kernels."""
+        work["launch"] = array("i", self.launch_numbers(args))
+        work["collective"] = array("i", [NONE]) * len(args)
+        names = [arg.collective for arg in args]
+        for index, arg in enumerate(args) if names.count(None) < len(names) else ():
+            if arg.collective is not None:
+                work["collective"][index] = self.collective_number(arg)
+        if any(arg.task is not None for arg in args):
+            # The flow to an NPU kernel has the kernel's start time as its id.
+            is_npu = np.array([arg.task is not None for arg in args])
+            ids = np.frombuffer(work["correlation"], dtype=np.int64)
+            work["correlation"] = np.where(is_npu, work["start_ns"], ids)
+
+    def launch_numbers(self, args: Sequence[Args]) -> list[int]:
+        """Return the number of each kernel's launch; what is not a number counts as missing."""
         launches = [
             (arg.occupancy, arg.blocks_per_sm, arg.registers)
             if arg.occupancy != 0
@@ -289,30 +303,24 @@ class Tables:
             for arg in args
         ]
         are_known = set(map(type, chain.from_iterable(launches))) <= _FIGURES
-        numbers = [  # what is not a number counts as missing
+        return [
             self.launches[launch] if are_known or _FIGURES.issuperset(map(type, launch)) else NONE
             for launch in launches
         ]
-        work["launch"], work["collective"] = array("i", numbers), array("i", [NONE]) * len(args)
-        names = [arg.collective for arg in args]
-        for index, arg in enumerate(args) if names.count(None) < len(names) else ():
-            if arg.collective is not None:
-                collective = Collective(
-                    name=_text(arg.collective),
-                    in_elements=_count(arg.in_elements),
-                    out_elements=_count(arg.out_elements),
-                    dtype=_text(arg.dtype),
-                    group_size=_count(arg.group_size),
-                    group=_text(arg.group),
-                    group_ranks=_text(arg.group_ranks),
-                    peer=_count(arg.target_rank if arg.collective == "send" else arg.source_rank),
-                )
-                work["collective"][index] = self.collectives[collective]
-        if any(arg.task is not None for arg in args):
-            # The flow to an NPU kernel has the kernel's start time as its id.
-            is_npu = np.array([arg.task is not None for arg in args])
-            ids = np.frombuffer(work["correlation"], dtype=np.int64)
-            work["correlation"] = np.where(is_npu, work["start_ns"], ids)
+
+    def collective_number(self, arg: Args) -> int:
+        """Return the number of the collective that a kernel is of."""
+        collective = Collective(
+            name=_text(arg.collective),
+            in_elements=_count(arg.in_elements),
+            out_elements=_count(arg.out_elements),
+            dtype=_text(arg.dtype),
+            group_size=_count(arg.group_size),
+            group=_text(arg.group),
+            group_ranks=_text(arg.group_ranks),
+            peer=_count(arg.target_rank if arg.collective == "send" else arg.source_rank),
+        )
+        return self.collectives[collective]
 
     def _counter_columns(self, events: Events, clock: Clock) -> dict[str, Batch]:
         """Return the samples of counters, without those that lack a device or a value."""
@@ -341,7 +349,7 @@ class Tables:
         processes, threads = [event.pid for event in events], [event.tid for event in events]
         # Nearly always one process has all the threads; then only those are looked up.
         if events and processes.count(processes[0]) == len(processes):
-            number = {thread: self.threads[processes[0], thread] for thread in set(threads)}
+            number = {thread: self.threads[processes[0], thread] for thread in dict.fromkeys(threads)}
             return array("i", [number[thread] for thread in threads])
         return array("i", map(self.threads.__getitem__, zip(processes, threads, strict=True)))
 
@@ -361,9 +369,9 @@ def _rows(by_category: Sorted, long_frame: float) -> tuple[Sorted, dict[str, arr
 
     Python frames are kept if they are modules, the user's, or long.
     """
-    rows: Sorted = {name: [] for name, _, _ in _ROWS}
+    rows: Sorted = {name: [] for name, _, _ in ROWS}
     kinds = {name: array("b") for name in rows}
-    for table, kind, names in _ROWS:
+    for table, kind, names in ROWS:
         events = _pick(by_category, names)
         rows[table] += events
         kinds[table].extend([int(kind)] * len(events))
@@ -371,12 +379,15 @@ def _rows(by_category: Sorted, long_frame: float) -> tuple[Sorted, dict[str, arr
         if frame.name.startswith(categories.MODULE_PREFIX):
             rows["ranges"].append(frame)
             kinds["ranges"].append(RangeKind.MODULE)
-        elif _length(frame.dur) >= long_frame or (
-            not frame.name.startswith("<built-in") and read_frame(frame.name).is_user
-        ):
+        elif _length(frame.dur) >= long_frame or is_of_user(frame.name):
             frame.name = without_address(frame.name)
             rows["frames"].append(frame)
     return rows, kinds
+
+
+def is_of_user(frame: str) -> bool:
+    """Tell whether a Python frame is the user's code."""
+    return not frame.startswith("<built-in") and read_frame(frame).is_user
 
 
 def _length(dur: object) -> float:

@@ -190,6 +190,7 @@ def main() -> None:
         if number == FINISH:
             break
         reader.read(slots[number * slot_bytes : number * slot_bytes + size], offset)
+    reader.flush()
     tables = reader.tables
     findings = Findings(
         **{field: list(getattr(tables, field)) for field in REFERENCES.values()},
