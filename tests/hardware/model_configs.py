@@ -79,6 +79,23 @@ GPT2: dict[str, Any] = {
     "n_positions": 1024,
     "vocab_size": 50257,
 }
+LLAMA2_7B = {**LLAMA3_8B, "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000}
+LLAMA2_13B = {
+    **LLAMA2_7B,
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "intermediate_size": 13824,
+}
+LLAMA2_70B = {**LLAMA3_70B, "vocab_size": 32000}
+TINYLLAMA = {
+    **LLAMA2_7B,
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+}
 QWEN3_30B: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -219,6 +236,7 @@ GPT_OSS_20B: dict[str, Any] = {
     "vocab_size": 201088,
     "sliding_window": 128,
 }
+GPT_OSS_120B = {**GPT_OSS_20B, "num_hidden_layers": 36, "num_local_experts": 128}
 DEEPSEEK_V2_LITE: dict[str, Any] = {
     "model_type": "deepseek_v2",
     "hidden_size": 2048,
@@ -254,6 +272,15 @@ DEEPSEEK_V3 = {
     "q_lora_rank": 1536,
     "vocab_size": 129280,
     "num_nextn_predict_layers": 1,
+}
+KIMI_K2 = {
+    **DEEPSEEK_V3,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+    "vocab_size": 163840,
+    "num_nextn_predict_layers": 0,
 }
 MPT_7B: dict[str, Any] = {
     "model_type": "mpt",

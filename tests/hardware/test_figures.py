@@ -10,6 +10,7 @@ from msgspec import structs
 
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.ceilings import Figures
+from stepgrade.hardware.cluster import Cluster
 from stepgrade.hardware.cost.model_costs import model_costs
 from stepgrade.hardware.cost.plan import Parallelism, Plan
 from stepgrade.hardware.estimate import estimate_plan
@@ -28,7 +29,8 @@ from stepgrade.hardware.memory.static import (
 )
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
-from stepgrade.hardware.planner import Cluster, PlanRequest, RankedPlan, rank_plans
+from stepgrade.hardware.planner import PlanRequest, rank_plans
+from stepgrade.hardware.trainers import RankedPlan
 
 TINY = {
     "model_type": "llama",
@@ -431,47 +433,30 @@ def plans(device: Device = FAST, batch: int = 4, **cluster: Any) -> list[RankedP
     return list(rank_plans(shape_of(), Figures(device=device), RUN, request).plans)
 
 
-def test_a_plan_s_time_on_one_device() -> None:
+def test_the_most_that_a_plan_can_reach() -> None:
     """6 FLOPs a token for 1,232 weights and 6 x 2 x 8 x 4 of attention, at 1 TFLOP/s: 7,776 FLOPs a token."""
     found = plans(devices=1)
-    best = next(plan for plan in found if plan.trainer == "accelerate" and plan.checkpointing == "none")
+    best = next(plan for plan in found if plan.trainer == "accelerate")
+    assert best.checkpointing == "none"
     assert best.mfu == pytest.approx(1.0)
     assert best.tok_s == pytest.approx(1e12 / (6 * (2 * MATRICES + TABLE) + 6 * 2 * 8 * 4))
-    assert best.why_not_better == ()
     assert {plan.data for plan in found} == {"ddp"}
-    # A memory 100,000 times slower: what the step computes takes no share of it.
-    slow = plans(structs.replace(FAST, peak_bw_gb_s=1.0), devices=1)[0]
-    assert [why.reason for why in slow.why_not_better] == ["memory_bandwidth"]
-    assert slow.why_not_better[0].share == pytest.approx(1 - slow.tok_s / best.tok_s)
-
-
-def test_what_devices_wait_for() -> None:
-    """DDP sends 2 x 1/2 x 1,352 gradients of 2 bytes, at 1 MB/s; two thirds of the step can hide it."""
-    found = {
-        (plan.trainer, plan.data, plan.tensor, plan.pipeline): plan
-        for plan in plans(devices=2, network_gb_s=1)
-    }
-    ddp = found["accelerate", "ddp", 1, 1]
-    busy = 2 * 4 * 7776 / 1e12
-    step = 2 * 4 * 2 / ddp.tok_s
-    assert step == pytest.approx(busy + 2 * TOTAL / 1e6 - busy * 2 / 3)
-    (why,) = ddp.why_not_better
-    assert (why.reason, why.share) == ("exposed_link", pytest.approx(1 - busy / step))
-    # Two stages of four micro-batches: one of four slots is empty; each sends 4 x 4 x 8 values there and back.
-    pipeline = found["megatron", "ddp", 1, 2]
-    step = 4 * 4 / pipeline.tok_s
-    half = 4 * 4 * 7776 / 1e12 / 2
-    assert step == pytest.approx(half * (1 + 1 / pipeline.micro_batches) + 4 * 2 * 4 * 8 * 2 / 1e6)
+    # A pipeline of two stages is idle for one slot more than it has.
+    joined = plans(structs.replace(FAST, link_gb_s=1e6), devices=2)
+    pipeline = next(plan for plan in joined if plan.pipeline == 2)
+    slots = pipeline.micro_batches * pipeline.virtual
+    assert pipeline.tok_s == pytest.approx(2 * best.tok_s / (1 + 1 / slots))
 
 
 def test_the_network_between_nodes_is_used_when_a_plan_spans_them() -> None:
-    fast, slow = (
-        next(plan for plan in plans(devices=2, per_node=1, network_gb_s=rate) if plan.data == "ddp")
-        for rate in (1e-3, 1e-4)
-    )
-    near = next(plan for plan in plans(devices=2, per_node=2, network_gb_s=1e-4) if plan.data == "ddp")
-    assert near.tok_s == fast.tok_s
-    assert slow.tok_s == pytest.approx(fast.tok_s / 10, rel=0.01)
+    def waits(**cluster: Any) -> float:
+        found = plans(devices=2, **cluster)
+        plan = next(plan for plan in found if plan.data == "ddp" and plan.tensor * plan.pipeline == 1)
+        return plan.step_s["data"]
+
+    fast, slow = (waits(per_node=1, network_gb_s=rate) for rate in (1e-3, 1e-4))
+    assert waits(per_node=2, network_gb_s=1e-4) == pytest.approx(fast, rel=0.01)
+    assert slow == pytest.approx(10 * fast, rel=0.02)
 
 
 @pytest.mark.parametrize(

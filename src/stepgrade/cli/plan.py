@@ -1,8 +1,8 @@
 r"""Find the fastest way to run a model on many devices that fits in memory.
 
 Tensor, pipeline, context and expert parallelism, sharding, checkpointing and micro-batch are tried
-together. Plans that fit come first, ranked by throughput, each with what limits it and the flags that start
-it; plans too close to call follow.
+together. Plans that fit come first, ranked by the throughput to expect, each with where its step goes and
+the flags that start it; plans too close to call follow. --tokens says what a training takes.
 
   stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 \
                  --global-batch 512 --seq 8192
@@ -10,44 +10,55 @@ it; plans too close to call follow.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options, option
 from stepgrade.cli.run_options import CONFIG, HARDWARE, RUN, fields_given
 from stepgrade.errors import EXIT_OK, BadOption
+from stepgrade.hardware.cluster import DEFAULT_NETWORK_GB_S, DEFAULT_PER_NODE, Cluster
 from stepgrade.hardware.cost.plan import Plan, find_dtype
-from stepgrade.hardware.planner import (
-    DEFAULT_NETWORK_GB_S,
-    DEFAULT_PER_NODE,
-    TRAINERS,
-    Cluster,
-    PlanRequest,
-    plan,
-)
+from stepgrade.hardware.planner import PlanRequest, plan
 from stepgrade.hardware.setup import Setup
+from stepgrade.hardware.trainers import TRAINERS
+
+_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def token_count(text: str) -> float:
+    """Return a number of tokens: 15T, 300B or 300000000000."""
+    unit = text[-1:].lower()
+    try:
+        return float(text[:-1]) * _COUNTS[unit] if unit in _COUNTS else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"not a number of tokens, such as 15T: {text!r}") from None
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add(*HARDWARE, group="hardware")
     parser.add(*RUN, group="run")
-    network = f"bandwidth between nodes, per device (default: {DEFAULT_NETWORK_GB_S:g})"
+    network = (
+        f"bandwidth between nodes, per device (default: {DEFAULT_NETWORK_GB_S:g}, or usual for the device)"
+    )
     only = "only this trainer; may be repeated"
     parser.add(
         option("--devices N", "number of devices", dest="plan_devices", required=True),
         option("--global-batch N", "sequences per step", required=True),
-        option("--per-node N", "devices per node", default=DEFAULT_PER_NODE),
-        option("--network GB_S", network, dest="network_gb_s", default=DEFAULT_NETWORK_GB_S),
+        option(
+            "--per-node N", f"devices that share fast links (default: {DEFAULT_PER_NODE}, or the device's)"
+        ),
+        option("--network GB_S", network, dest="network_gb_s"),
         option("--trainer", only, dest="trainers", action="append", choices=tuple(TRAINERS)),
         option("--top N", "plans to show", dest="most", default=10),
+        option("--tokens N", "tokens of the whole training, such as 15T", type=token_count),
+        option("--price MONEY", "of one device and hour", type=float),
         group="cluster",
     )
     parser.add(CONFIG)
     add_output_options(parser)
     parser.show_first(
-        "--model --device --devices --global-batch --seq --per-node --network --trainer --top "
-        "--format --output"
+        "--model --device --devices --global-batch --seq --per-node --tokens --price --format --output"
     )
 
 
@@ -60,6 +71,13 @@ def run(args: Namespace) -> int:
     setup = Setup(**fields_given(args, Setup) | {"plan": chosen, "dtype": dtype})
     cluster = Cluster(devices=args.plan_devices, per_node=args.per_node, network_gb_s=args.network_gb_s)
     trainers = tuple(args.trainers) if args.trainers else tuple(TRAINERS)
-    request = PlanRequest(cluster=cluster, global_batch=args.global_batch, trainers=trainers, most=args.most)
+    request = PlanRequest(
+        cluster=cluster,
+        global_batch=args.global_batch,
+        trainers=trainers,
+        most=args.most,
+        tokens=args.tokens,
+        price=args.price,
+    )
     output.write_result(plan(setup, request), args.format, args.output, args.color)
     return EXIT_OK

@@ -13,11 +13,14 @@ from stepgrade.hardware.ceilings import (
     utilisation,
     why_above_one,
 )
+from stepgrade.hardware.cluster import Cluster
 from stepgrade.hardware.cost.model_costs import ModelCosts
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.memory.fit import Anchor, MemoryFit, memory_fit
 from stepgrade.hardware.models.hf_config import read_model
+from stepgrade.hardware.models.shape import ModelShape
 from stepgrade.hardware.setup import Setup, check_above_zero, costs_of, figures_of, planned_target
+from stepgrade.hardware.throughput import Expected, StepModel, expected_rate
 from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.notes import Note, Result
 
@@ -42,7 +45,9 @@ class Utilisation(Struct, frozen=True, kw_only=True):
 class Estimate(Result, frozen=True, kw_only=True):
     """The ceilings of a planned run, all in tok/s per device, and whether one device can hold it.
 
-    `is_reachable` is False for a run that does not fit, and None if that is unknown.
+    `expected_tok_s` is what is likely, with an interval that holds for nine published runs in ten; None if
+    the device's rates are unknown. `is_reachable` is False for a run that does not fit, and None if that is
+    unknown.
     """
 
     NOTES = ("notes",)
@@ -53,6 +58,7 @@ class Estimate(Result, frozen=True, kw_only=True):
     ceilings: tuple[Ceiling, ...]
     bound_by: Ceiling | None
     achievable: Ceiling | None
+    expected_tok_s: Expected | None
     bytes_per_token: float
     link_bytes_per_step: float | None
     ridge_flops_per_byte: float | None
@@ -79,9 +85,22 @@ def estimate(
         raise BadOption("an estimate needs the hardware", supply="{device}, or {peak_bw_gb_s}")
     shape = read_model(setup.model)
     found = estimate_plan(figures, costs_of(setup, shape), setup.plan, throughput_tok_s)
+    found = structs.replace(found, expected_tok_s=expected(shape, figures, setup.plan, found))
     memory = memory_fit(shape, setup.plan, figures.device, anchor)
     reachable = {"fits": True, "does_not_fit": False}.get(memory.verdict or "")
     return structs.replace(found, memory=memory, is_reachable=reachable)
+
+
+def expected(shape: ModelShape, figures: Figures, plan: Plan, found: Estimate) -> Expected | None:
+    """Return the tokens/s of each device that the run can be expected to reach; None if that is unknown."""
+    cluster = Cluster(devices=plan.parallel.devices)
+    model = StepModel(shape, figures, cluster.links(figures))
+    limit = found.achievable or found.bound_by
+    if not model.is_known or limit is None:
+        return None
+    devices = plan.parallel.devices
+    rate = expected_rate(shape, plan, model.seconds(plan), limit.tok_s * devices)
+    return rate.scaled(1 / devices)
 
 
 def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | None = None) -> Estimate:
@@ -130,6 +149,7 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
         ceilings=limits,
         bound_by=bound,
         achievable=lowest_achievable(limits),
+        expected_tok_s=None,
         bytes_per_token=costs.traffic.total,
         link_bytes_per_step=costs.link.total if costs.link else None,
         ridge_flops_per_byte=ridge,

@@ -102,7 +102,7 @@ def stage_memory(shape: ModelShape, plan: Plan, rank: int) -> StageMemory:
         loss = at_peak.per_token * tokens + at_peak.fixed
     if plan.parallel.context > 1:
         # Keys and values of the next part of the sequence arrive while this one is used.
-        widest = max(layer.kv_width for layer, _ in stage.layers)
+        widest = max((layer.kv_width for layer, _ in stage.layers), default=0)
         again += 2 * widest * plan.value_bytes * tokens / plan.parallel.tensor
 
     # The head's gradient is the first of the backward pass, and whole before it is sharded.

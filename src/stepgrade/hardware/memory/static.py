@@ -46,7 +46,7 @@ class Held(Struct, frozen=True, kw_only=True):
 def stage_of(shape: ModelShape, plan: Plan, rank: int) -> Stage:
     """Return what pipeline rank `rank` holds; layers are divided evenly, with extra ones first."""
     parallel, count = plan.parallel, plan.micro_batches
-    if parallel.pipeline * parallel.virtual > shape.depth:
+    if parallel.pipeline * parallel.virtual > shape.depth + 2:  # embedding and loss may have their own
         raise BadOption(f"more stages than the model's {shape.depth} layers", field="pipeline")
     least, more = divmod(shape.depth, parallel.pipeline)
     first = rank * least + min(rank, more)

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from stepgrade.hardware.measure import Measured
     from stepgrade.hardware.measured import Measurement
     from stepgrade.hardware.memory.fit import MemoryChange, MemoryFit
-    from stepgrade.hardware.planner import PlanTable, RankedPlan
+    from stepgrade.hardware.planner import PlanTable
     from stepgrade.hardware.setup import DeviceFacts
+    from stepgrade.hardware.throughput import Expected
+    from stepgrade.hardware.trainers import RankedPlan
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8")
 _NAME_WIDTH = 14
@@ -52,6 +54,8 @@ PHASES = {
 TRAINERS = {
     "torchtitan": "torchtitan",
     "megatron": "Megatron-LM",
+    "megatron-bridge": "Megatron-Bridge",
+    "maxtext": "MaxText",
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
 }
@@ -192,7 +196,7 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
     if found.bound_by is None:
         yield Paragraph("no ceiling: see the notes")
     else:
-        each = " per device" if plan.parallel.devices > 1 else ""
+        each = " per device" if found.plan.parallel.devices > 1 else ""
         reach = (
             f"{show_rate(found.bound_by.tok_s)}{each} is the most that {ROOFS[found.bound_by.kind]} allows"
         )
@@ -201,6 +205,8 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
         elif found.memory is not None and found.memory.verdict == "too_close":
             reach += ", if it fits into the memory, which is too close to call"
         yield Paragraph(reach, style="title")
+        likely = found.expected_tok_s
+        yield Paragraph(f"{_expected(likely)}{each} is to be expected" if likely else "no rate is known")
         if found.achievable is not None:
             rate, limit = show_rate(found.achievable.tok_s), ROOFS[found.achievable.kind]
             yield Paragraph(f"{rate}{each} at measured rates ({limit})")
@@ -240,6 +246,11 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
     if found.notes:
         yield Heading("Notes")
         yield bullets(texts_of(found.notes, flags), style="dim")
+
+
+def _expected(rate: Expected) -> str:
+    """Return the middle and the interval that holds nine runs in ten."""
+    return f"{show_rate(rate.mid)} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
 def _token(found: Estimate) -> Iterator[Block]:
@@ -345,8 +356,9 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
     else:
         best = found.plans[0]
         verdict = "" if best.verdict == "fits" else ", if it fits, which is too close to call"
-        mfu = f" ({show_share(best.mfu, 0)} MFU)" if best.mfu is not None else ""
-        yield Paragraph(f"{show_rate(best.tok_s)}{mfu} at most{verdict}: {_sharing(best)}", style="title")
+        mfu = f", {show_share(best.expected_mfu, 0)} MFU" if best.expected_mfu is not None else ""
+        headline = f"{_expected(best.expected_tok_s)}{mfu}{verdict}: {_sharing(best)}"
+        yield Paragraph(headline, style="title")
         yield _plan_table(found)
         shown: set[str] = set()
         for number, plan in enumerate(found.plans, 1):
@@ -357,10 +369,26 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
             limits = "; ".join(why.text for why in plan.why_not_better)
             rows = (
                 Fact("memory", f"{show_bytes(plan.need_bytes)} ({band}): {VERDICTS[plan.verdict]}"),
-                Fact("limits", limits or "limited by compute; no faster plan found"),
+                Fact("expected", f"{_expected(plan.expected_tok_s)}; at most {show_rate(plan.tok_s)}"),
+                Fact("step", limits),
                 Fact("start with", plan.flags),
             )
             yield Facts(rows, header=("What", "Value"), only=only)
+    if found.cost is not None:
+        yield Heading(f"Training on {show_count(round(found.cost.tokens))} tokens with the first plan")
+        energy = found.cost.energy_kwh and found.cost.energy_kwh.scaled(1 / 1000)
+        amounts = {
+            "days": found.cost.days,
+            "device-hours": found.cost.device_hours,
+            "money": found.cost.money,
+            "MWh at most": energy,  # of the devices alone, at their power limit
+        }
+        taken = {
+            name: f"{amount.mid:,.1f} ({amount.low:,.1f} to {amount.high:,.1f})"
+            for name, amount in amounts.items()
+            if amount is not None
+        }
+        yield facts(taken, _LONG_NAME_WIDTH)
     considered = f"{show_count(found.considered)} plans considered"
     capacity = f"each device has {show_bytes(found.capacity_bytes)}"
     notes = (found.model, f"{considered}; {capacity}", *texts_of(found.notes, flags))
@@ -369,44 +397,37 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
 
 
 def _plan_table(found: PlanTable) -> Table:
-    """Return a row for each plan, without the columns that none of them needs."""
-    sizes = {
+    """Return a row for each plan, without the columns that none of them needs; each as wide as its cells."""
+    cells = {
+        "": [str(index) for index in range(1, len(found.plans) + 1)],
+        "tok/s": [f"{plan.expected_tok_s.mid:,.0f}" for plan in found.plans],
+        "memory": [show_bytes(plan.need_bytes) for plan in found.plans],
+        "trainer": [TRAINERS[plan.trainer] for plan in found.plans],
         "TP": [str(plan.tensor) for plan in found.plans],
-        "PP": [
-            f"{plan.pipeline}x{plan.virtual}" if plan.virtual > 1 else str(plan.pipeline)
-            for plan in found.plans
-        ],
+        "PP": [f"{plan.pipeline}x{plan.virtual}".removesuffix("x1") for plan in found.plans],
         "CP": [str(plan.context) for plan in found.plans],
         "EP": [str(plan.expert) for plan in found.plans],
+        "sharing": [_copies(plan) for plan in found.plans],
+        "batch": [f"{plan.micro_batches}x{plan.micro_batch}" for plan in found.plans],
+        "redone": [plan.checkpointing for plan in found.plans],
+        "verdict": [VERDICTS[plan.verdict] for plan in found.plans],
     }
-    used = {name: cells for name, cells in sizes.items() if set(cells) != {"1"}}
-    columns = (
-        Column("", width=2, right=True, title="Place"),
-        Column("tok/s", width=8, right=True, title="tok/s"),
-        Column("memory", width=8, right=True),
-        Column("trainer", width=11),
-        # Four of them, and all the others, fit into 80 columns.
-        *(Column(name, width=4 if name == "PP" else 2, right=True, title=name) for name in used),
-        Column("sharing", width=17),
-        Column("batch", width=6, title="Micro-batches"),
-        Column("redone", width=6, title="Recomputed"),
-        Column("verdict", fills=True, only="full"),
-    )
-    rows = tuple(
-        (
-            str(index + 1),
-            f"{plan.tok_s:,.0f}",
-            show_bytes(plan.need_bytes),
-            TRAINERS[plan.trainer],
-            *(cells[index] for cells in used.values()),
-            _copies(plan),
-            f"{plan.micro_batches}x{plan.micro_batch}",
-            plan.checkpointing,
-            VERDICTS[plan.verdict],
+    titles = {"": "Place", "batch": "Micro-batches", "redone": "Recomputed"}
+    rights = ("", "tok/s", "memory", "TP", "PP", "CP", "EP")
+    columns = {
+        name: Column(
+            name,
+            width=max(len(name), *map(len, texts)),
+            right=name in rights,
+            title=titles.get(name, name if name in rights else ""),
+            fills=name == "verdict",
+            only="full" if name == "verdict" else None,
         )
-        for index, plan in enumerate(found.plans)
-    )
-    return Table(columns, rows, is_spaced=True, is_cut=True)
+        for name, texts in cells.items()
+        if name not in ("TP", "PP", "CP", "EP") or set(texts) != {"1"}
+    }
+    rows = zip(*(cells[name] for name in columns), strict=True)
+    return Table(tuple(columns.values()), tuple(rows), indent=0, is_spaced=True, is_cut=True)
 
 
 def _sharing(plan: RankedPlan) -> str:
@@ -422,6 +443,8 @@ def _sharing(plan: RankedPlan) -> str:
     words.append(f"{plan.micro_batches} {of} {plan.micro_batch}")
     if plan.loss == "fused":
         words.append("fused loss")
+    if plan.offload != "none":
+        words.append(f"{plan.offload} offloaded")
     words.append(
         "nothing recomputed" if plan.checkpointing == "none" else f"{plan.checkpointing} checkpointing"
     )
@@ -431,4 +454,7 @@ def _sharing(plan: RankedPlan) -> str:
 def _copies(plan: RankedPlan) -> str:
     """Return how a plan shards, and among how many: devices that share a sequence hold shards as well."""
     peers = plan.replicas * plan.context
-    return f"{plan.data} {peers}" if peers > 1 else "one replica"
+    if peers == 1:
+        return "one replica"
+    data = "fsdp, kept" if plan.data == "fsdp-no-reshard" else plan.data
+    return f"{data} {peers}" if plan.shard_group is None else f"{data} {plan.shard_group} of {peers}"
