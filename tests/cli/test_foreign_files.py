@@ -16,6 +16,7 @@ import sqlite3
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ import stepgrade as sg
 from stepgrade.engine.cache import OWN_FOLDER, Cache
 from stepgrade.errors import BadHistory, BadInput, Unreachable
 from stepgrade.files import DRAFT_NAME, write_by, write_whole
+from stepgrade.fix.trial import Bench, TrialPlan
+from stepgrade.fix.write import write_edits
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.alerts import Alerts, QuietHours
 from stepgrade.store.sqlite import SqliteDatabase, copy_sqlite, leave_wal
@@ -35,6 +38,7 @@ from stepgrade.store.team import Team
 from tests.builders import make_profile, make_step_profile
 from tests.cluster import Planned, write_ranks
 from tests.conftest import Ran
+from tests.fix.reports import written_report
 from tests.house.measures import PACKAGE
 from tests.kineto_traces import read_file
 from tests.store.conftest import place, server  # a history on either database
@@ -48,6 +52,8 @@ SCENES: dict[str, list[Place]] = {
     "cache": [("engine/cache.py", "Cache.put")],
     "journal": [("record/journal.py", "Journal.append"), ("files.py", "write_by")],
     "script": [("record/script.py", "ScriptRecorder._name_file")],
+    "trial": [("fix/trial.py", "Bench.run"), ("fix/trial.py", "copy_folder"), ("fix/trial.py", "_copy_file")],
+    "written": [("fix/write.py", "write_edits")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
     "outbox": [("store/remote.py", "RemoteHistory._send_all")],
@@ -271,6 +277,35 @@ def test_script(folder: Folder) -> None:
         recorder = ScriptRecorder(str(session), path="run.json")
         recorder._name_file()
         assert recorder.path.name == "run-2.json"
+
+
+def test_trial(folder: Folder) -> None:
+    """A trial writes, removes and links in its copy; the folder keeps what it has, also behind links."""
+    work, scratch = folder.root / "work", folder.root / "scratch"
+    scratch.mkdir()
+    (work / "inside").mkdir()
+    (work / "inside" / "link").symlink_to(folder.outside)
+    (work / "large").mkdir()
+    with (work / "large" / "data.bin").open("wb") as large:
+        large.truncate(65 * 2**20)
+    remove = "import os; [os.remove(n) for n in os.listdir() if os.path.isfile(n) and not os.path.islink(n)]; open('new', 'w')"
+    words = (sys.executable, "-c", remove)
+    with nothing_foreign_is_touched(folder, "trial"):
+        bench = Bench(words=words, folder=str(work), scratch=str(scratch), deadline=time.monotonic() + 100)
+        trial = bench.run(TrialPlan(steps=5))
+    assert (trial.code, trial.ranks, trial.files) == (0, (), frozenset({"new"}))
+    assert not (scratch / "trial-0" / "work").exists()
+
+
+def test_written(folder: Folder) -> None:
+    work = folder.root / "work"
+    with nothing_foreign_is_touched(folder, "written"):
+        (work / "train.py").write_text("a = DataLoader(data)\n")
+        found = written_report("a = DataLoader(data)\n", "a = DataLoader(data, num_workers=2)\n")
+        assert "undoes it" in write_edits(str(work), found)
+    assert (work / "train.py").read_text() == "a = DataLoader(data, num_workers=2)\n"
+    with pytest.raises(BadInput, match="changed while it was tried"):
+        write_edits(str(work), found)
 
 
 def test_temporary(folder: Folder) -> None:

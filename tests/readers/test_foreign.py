@@ -93,6 +93,18 @@ FILES: dict[str, list[bytes]] = {
     "a summary table of Nsight Systems": [b"Time (%),Total Time (ns),Instances\n50.0,100,2\n"],
     "a table of Nsight Compute": [b'"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream"\n'],
     "the output of nvidia-smi": [b"Mon Nov 16\n+-----+\n| NVIDIA-SMI 550.54.15    Driver Version: 550 |\n"],
+    "the log of an inference server": [
+        b"INFO 03-19 06:27:09 api_server.py:528] vLLM API server version 0.6.3\n",
+        b"INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n",
+        b"[2026-03-01 08:00:00] The server is fired up and ready to roll!\n",
+    ],
+    "stacks of py-spy or perf (folded)": [
+        b"process 7;<module> (train.py:9);step (train.py:4) 12\nprocess 7;<module> (train.py:9) 3\n"
+    ],
+    "a flame graph": [b'<svg version="1.1" width="1200" xmlns="http://www.w3.org/2000/svg">'],
+    "a profile of Triton's proton (hatchet)": [
+        b'[{"children": [], "frame": {"name": "ROOT", "type": "function"}, "metrics": {"time (ns)": 0}}]'
+    ],
     "a printed table of torch.profiler's key_averages()": [b"-----\n  Name   Self CPU %   Self CPU\n-----\naten::mm 3 %\n"],
     "a PyTorch execution trace (ExecutionTraceObserver)": [
         b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]}'

@@ -247,3 +247,13 @@ def test_generated_code_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "dedicated_log_torch_trace_rank_0.log"
     path.write_text(code + metrics(0) + broken(EXPLAINED) + code)
     assert "hf_secret" not in sg.score(sg.load(path)).to_json()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7])
+def test_a_log_belongs_to_the_rank_that_its_records_name(rank: int, tmp_path: Path) -> None:
+    """The file's name may say another rank, or none."""
+    for name, seconds, number in (("a_rank_9", 2.0, rank), ("b", 1.0, 3)):
+        record = metrics(0, seconds=seconds).replace('"frame_id"', f'"rank": {number}, "frame_id"')
+        (tmp_path / f"dedicated_log_torch_trace_{name}.log").write_text(record)
+    (note,) = [note.text for note in sg.load(tmp_path).notes if note.code == "compile_log_of_rank"]
+    assert f"rank {rank}" in note

@@ -40,6 +40,15 @@ class StepLog(Struct, frozen=True, kw_only=True):
     total_steps: float | None = None
 
 
+class Printed(Struct, frozen=True, kw_only=True):
+    """What a log prints of its own efficiency once the run was warm, as its author counts it."""
+
+    source: str  # the framework that prints it
+    mfu: float | None = None
+    tok_s: float | None = None  # of all devices
+    memory_bytes: float | None = None  # the highest
+
+
 class RunFacts(Struct, frozen=True, kw_only=True):
     """What a log says of the model and of its own efficiency, as it says it."""
 
@@ -53,7 +62,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     convention: str | None = None  # by which it counts FLOPs, as `hardware` names it
     counts_recompute: bool = False
     mixes_fp8: bool = False  # it counts the layers' products at the peak of fp8, the rest at that of bf16
-    mfu: float | None = None  # as printed, once the run was warm
+    printed: Printed | None = None
     tflops: float | None = None  # for each device
     peak_flops: float | None = None  # that the printed MFU is taken against
 

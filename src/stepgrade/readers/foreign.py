@@ -63,7 +63,6 @@ _KNOWN = (
         "it contains sums, not steps: pass the SQLite export that it was made from",
     ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
-    Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
     Foreign(
         "a printed table of torch.profiler's key_averages()",
         (rb"Self CPU %",),
@@ -81,6 +80,19 @@ _KNOWN = (
         f"save it as JSON only if PyTorch wrote it: {_TRACE}",
     ),
     Foreign("a profile for speedscope", (rb"https?://www\.speedscope\.app/",), _OTHER_TOOL),
+    Foreign(
+        "stacks of py-spy or perf (folded)",
+        (rb"\A(?:[^\n;]{1,400};[^\n]{1,4000} \d{1,9}\n){2}",),
+        f"they are samples of Python, not steps: {_TRACE}",
+    ),
+    Foreign(
+        "a flame graph", (rb"(?s)\A.{0,400}<svg ",), f"it is a picture of samples, not of steps: {_TRACE}"
+    ),
+    Foreign(
+        "a profile of Triton's proton (hatchet)",
+        (rb'"frame"\s{0,9}:\s{0,9}\{[^{}]{0,200}"ROOT"',),
+        f"it contains sums of kernels, not steps: {_TRACE}",
+    ),
     Foreign("a recording of memray", (rb"\Amemray",), f"it contains allocations, not times: {_TRACE}"),
     Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
     # PyTorch's other files
@@ -157,6 +169,7 @@ _KNOWN = (
     Foreign(
         "a model's config.json",
         (
+            rb"\A\s{0,99}\{",  # logs print one too
             rb'"(?:model_type|architectures)"\s{0,9}:',
             rb'"(?:hidden_size|vocab_size|n_embd|d_model|num_\w{1,30})"',
         ),
@@ -228,6 +241,16 @@ _KNOWN = (
         ),
         "no column has the step number, or none has its time",
     ),
+    Foreign(
+        "the log of an inference server",
+        (
+            (
+                rb"vLLM API server|Uvicorn running on http|Avg prompt throughput: \d|sglang\.launch_server"
+                rb"|The server is fired up|llama_perf_context_print|tritonserver"
+            ),
+        ),
+        "it trains nothing: pass the log of the training",
+    ),
     *(
         Foreign(TRAINING_LOG, (sign,), _UNKNOWN_LINES)
         for sign in (
@@ -240,6 +263,8 @@ _KNOWN = (
         (rb"\A\{\"[^\n]{0,4000}\}\s{0,9}\n\{\"",),
         "a step needs a number and a loss, a time or a rate, under the names in docs/logs.md",
     ),
+    # Trainings print it too, before their first line.
+    Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
     Foreign(
         "the output of a run that crashed",
         (rb"Traceback \(most recent call last\)|ChildFailedError|Root Cause \(first observed failure\)",),

@@ -62,6 +62,7 @@ class RecorderHead(Struct, frozen=True):
     sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] = {}
     rank: int | None = None
+    processor_ms: list[float] = []  # of each steady step
     notes: list[str] = []
     notes_coded: list[Note] = []
 
@@ -151,6 +152,7 @@ def profile_of(document: StepDocument, file: str) -> Profile:
         steps=steps or None,
         mean_step_ms=step_ms or None,
         samples_ms=tuple(document.samples_ms),
+        processor_samples_ms=tuple(recorded.processor_ms),
         wall_coverage=document.wall_coverage,
         phases=tuple(
             PhaseShare(

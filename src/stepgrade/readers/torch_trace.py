@@ -50,6 +50,9 @@ _TRACEBACKS = re.compile(r"^(?:Traceback \(most recent call last\)|NoneType: Non
 _RANK_IN_NAME = re.compile(r"rank_(\d{1,6})(?!\d)")
 
 
+_RAISED = re.compile(r"(?<= raised:)\s{0,9}\n")
+
+
 class _Artifact(Struct, frozen=True):
     name: str = ""
 
@@ -70,6 +73,7 @@ class _Metrics(Struct):
     co_filename: str | None = None
     co_firstlineno: int | None = None
     duration_us: float | None = None
+    dynamo_cumulative_compile_time_us: float | None = None
     entire_frame_compile_time_s: float | None = None
     inductor_compile_time_s: float | None = None
     fail_reason: str | None = None
@@ -113,6 +117,7 @@ class _Frame:
         seconds = (
             metrics.entire_frame_compile_time_s,
             (metrics.duration_us or 0.0) / 1e6,
+            (metrics.dynamo_cumulative_compile_time_us or 0.0) / 1e6,
             metrics.inductor_compile_time_s,
         )
         self.seconds += next((value for value in seconds if value and 0 < value < _LARGEST), 0.0)
@@ -120,7 +125,8 @@ class _Frame:
             self.function = metrics.co_name[:_LONGEST_TEXT]
             self.where = _location(metrics.co_filename or "", metrics.co_firstlineno or 0, metrics.co_name)
         if metrics.fail_reason:
-            self.failure = _sentence(metrics.fail_reason)
+            # A backend's failure is in the line after the one that names the backend.
+            self.failure = _sentence(_RAISED.sub(" ", metrics.fail_reason))
 
     def add_guard(self, reason: str) -> None:
         """Count a reason; reasons that differ only in numbers are merged."""

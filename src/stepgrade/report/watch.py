@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.model.step_log import StepLog
 from stepgrade.report.names import shortened
+from stepgrade.scoring.goodput import remaining_s
 from stepgrade.units import show_ms, show_rate, show_samples_rate, show_share
 
 _MESSAGE_CELLS = 160
@@ -25,14 +26,14 @@ def facts(card: Scorecard, log: StepLog | None, silent_s: float | None) -> dict[
         shown["rate"] = show_rate(card.throughput_tok_s)
     elif card.samples_s is not None:
         shown["rate"] = show_samples_rate(card.samples_s)
-    if card.mfu is not None:
-        shown["MFU"] = show_share(card.mfu)
+    printed = card.printed.mfu if card.printed is not None else None
+    if (mfu := printed if card.mfu is None else card.mfu) is not None:
+        shown["MFU"] = show_share(mfu)
     shown["grade"] = card.grade if card.grade == UNGRADED else f"{card.grade} ({show_share(card.efficiency)})"
     if card.goodput is not None:
         shown["goodput"] = show_share(card.goodput.productive)
-        if last is not None and total and total > last and card.step_time_ms:
-            left_ms = (total - last) * card.step_time_ms / max(card.goodput.productive, 0.01)
-            shown["to go"] = show_ms(left_ms)
+    if log is not None and (left_s := remaining_s(log)) is not None:
+        shown["to go"] = show_ms(left_s * 1e3)
     if silent_s is not None:
         shown["last line"] = f"{show_ms(silent_s * 1e3)} ago"
     return shown

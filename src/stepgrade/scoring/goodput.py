@@ -19,6 +19,8 @@ from stepgrade.statistics import median, median_and_spread
 _BLOCK = 32
 _LEAST_BLOCK = 8
 _MOST_BLOCKS = 512
+# The pace of a run in progress is that of so many rows: enough for its recurring pauses.
+_RECENT = 400
 # A row is late beyond this many robust deviations and this share of its steps; half where the log says why.
 _SCORE = 5.0
 _LEAST_LATE = 0.03
@@ -107,6 +109,16 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
         drift=drift,
         drift_s=drift_s,
     )
+
+
+def remaining_s(log: StepLog) -> float | None:
+    """Return how long the steps that are left take, pauses included, by the pace since the last start."""
+    if log.total_steps is None or not log.step or log.step[-1] >= log.total_steps:
+        return None
+    first = log.attempts[-1] + 1 if len(log.step) > log.attempts[-1] + 1 else log.attempts[-1]
+    first = max(first, len(log.step) - _RECENT)
+    steps, wall_s = sum(log.count[first:]), sum(log.wall_s[first:])
+    return (log.total_steps - log.step[-1]) * wall_s / steps if steps > 0.0 and wall_s > 0.0 else None
 
 
 def period_of(steps: Sequence[float], coarse: float) -> float | None:

@@ -18,9 +18,10 @@ from stepgrade.hardware.models.known import known_model
 from stepgrade.hardware.models.shape import ModelShape
 from stepgrade.model.notes import Note
 from stepgrade.model.step_log import RunFacts
-from stepgrade.units import show_share
+from stepgrade.units import show_rate, show_share
 
 _PARAMETERS_AGREE = 0.02
+_RATES_AGREE = 0.05
 
 
 class TokenCost(Struct, frozen=True, kw_only=True):
@@ -124,6 +125,15 @@ def token_cost(facts: RunFacts) -> TokenCost | None:
     return TokenCost(model=6.0 * parameters, hardware=6.0 * parameters, convention="6n")
 
 
+def rate_note(facts: RunFacts, tok_s: float | None) -> tuple[Note, ...]:
+    """Say where the tokens and step times of a log give another rate than the one it prints."""
+    printed = facts.printed.tok_s if facts.printed is not None else None
+    if not printed or not tok_s or abs(tok_s / printed - 1.0) < _RATES_AGREE:
+        return ()
+    text = f"the log prints {show_rate(printed)}; its tokens and step times make {show_rate(tok_s)}"
+    return (Note("printed_rate", text),)
+
+
 def printed_note(
     facts: RunFacts,
     cost: TokenCost | None,
@@ -133,8 +143,8 @@ def printed_note(
 ) -> tuple[Note, ...]:
     """Say what utilisation the log prints, and what `rate`, in tokens per second and device, makes of it."""
     peak = facts.peak_flops or known_peak
-    if facts.mfu:
-        said = f"the log prints an MFU of {show_share(facts.mfu)}"
+    if facts.printed is not None and facts.printed.mfu:
+        said = f"the log prints an MFU of {show_share(facts.printed.mfu)}"
     elif facts.tflops:
         share = f", {show_share(facts.tflops * 1e12 / peak)} of {peak / 1e12:,.0f} TFLOP/s" if peak else ""
         kind = "HFU, with what is computed twice" if facts.counts_recompute else "MFU"

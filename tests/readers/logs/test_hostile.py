@@ -21,8 +21,9 @@ from stepgrade.readers.logs.facts import NUMBERS, TEXTS
 from stepgrade.readers.logs.frameworks import DIALECTS
 from stepgrade.readers.logs.own import Template, dialects_from
 from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.runs import over_all
 from stepgrade.readers.logs.scan import LogScanner
-from stepgrade.readers.logs.steps import longest_bar, over_all
+from stepgrade.readers.logs.steps import longest_bar
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource, ReadOptions
 from tests.readers.logs.generated import Plan, generate

@@ -86,7 +86,7 @@ def test_a_real_log_is_read_as_it_is_by_hand(name: str) -> None:
         "samples": profile.samples_per_step,
         "world": profile.world_size,
         "mfu": card.mfu,
-        "printed": profile.facts.mfu if profile.facts else None,
+        "printed": profile.facts.printed.mfu if profile.facts and profile.facts.printed else None,
         "memory": profile.peak_memory_bytes,
     }
     for field, value in expected.items():
@@ -148,7 +148,8 @@ def test_the_printed_mfu_of_torchtitan_is_reproduced_in_every_run(tmp_path: Path
         assert card.device is not None
         assert card.device.key == "b200"
         (note,) = (note.text for note in card.notes if note.code == "printed_mfu")
-        if profile.facts is not None and profile.facts.mfu and "make" in note:
+        printed = profile.facts.printed if profile.facts is not None else None
+        if printed is not None and printed.mfu and "make" in note:
             shown = [
                 float(word) for word in note.replace("%", " ").split() if word.replace(".", "", 1).isdigit()
             ]

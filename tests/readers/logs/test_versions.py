@@ -130,6 +130,49 @@ LINES: dict[str, tuple[str, Callable[[int], str], dict[str, float]]] = {
         dicts(lambda _: ", 'memory/max_allocated (GiB)': 17.2, 'tokens_per_second_per_gpu': 4096.0"),
         {"memory": 17.2 * 2**30, "tokens": 8192},
     ),
+    "PyTorch's word_language_model": (
+        "",
+        lambda step: (
+            f"| epoch {in_epoch(step)[0] + 1:3d} | {in_epoch(step, 1)[1]:5d}/   20 batches | lr 20.00 |"
+            " ms/batch 2000.00 | loss  7.62 | ppl  2039.34"
+        ),
+        {},
+    ),
+    "ESPnet": (
+        "",
+        lambda step: (
+            f"[node1] {clock(step)},250 (trainer:762) INFO: {in_epoch(step)[0] + 1}epoch:train:"
+            f"{in_epoch(step, 1)[1]}-{in_epoch(step, 1)[1]}batch: iter_time=1.5e-04, forward_time=0.150,"
+            " loss_ctc=120.1, loss=1.2, backward_time=0.2, optim_step_time=0.02, train_time=2.000"
+        ),
+        {},
+    ),
+    "Marian": (
+        "",
+        lambda step: (
+            f"[{clock(step)}] Ep. 1 : Up. {step} : Sen. {step * 64:,} : Cost 8.51 : Time 2.00s : 8192.00 words/s"
+        ),
+        {"tokens": 16_384},
+    ),
+    "Stable-Baselines3": (
+        "",
+        lambda step: (
+            "-----------------------------------------\n| time/                   |             |\n"
+            f"|    fps                  | 1024        |\n|    iterations           | {step:<11} |\n"
+            f"|    time_elapsed         | {2 * step:<11} |\n|    total_timesteps      | {2048 * step:<11} |\n"
+            "| train/                  |             |\n|    policy_gradient_loss | -0.0102     |"
+        ),
+        {"samples": 2048},
+    ),
+    "verl": (
+        "",
+        lambda step: (
+            f"(TaskRunner pid=7) step:{step} - actor/pg_loss:np.float64(0.035) - perf/mfu/actor:np.float64(0.35)"
+            " - perf/max_memory_allocated_gb:np.float64(40.0) - timing_s/gen:0.7 - timing_s/ref:0.6 - timing_s/update_actor:0.6"
+            " - timing_s/step:2.0 - perf/total_num_tokens:16384 - perf/throughput:1024.0"
+        ),
+        {"world": 8, "tokens": 16_384, "mfu": 0.35, "memory": 40.0 * 2**30},
+    ),
     "TRL": ("", dicts(lambda step: f", 'num_tokens': {step * 16_384}.0"), {"tokens": 16_384}),
     "LLaMA-Factory, every tenth step": (
         "",
@@ -349,7 +392,7 @@ def test_a_version_of_a_line_is_read_as_it_is_by_hand(name: str) -> None:
         "samples": profile.samples_per_step,
         "memory": profile.peak_memory_bytes,
         "steps": profile.recorded_steps,
-        "mfu": facts.mfu if facts else None,
+        "mfu": facts.printed.mfu if facts and facts.printed else None,
         "tflops": facts.tflops if facts else None,
     }
     for field, value in expected.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
@@ -223,3 +224,20 @@ def test_kernel_names_are_kept_whole(tmp_path: Path) -> None:
 def test_a_correlation_of_thousands_of_digits_is_passed_over() -> None:
     """Python refuses to make a number of more than 4,300 digits."""
     assert _marker_texts({"9" * 5000: "a", "7": "b", "8": 5, "x": "c"}) == {7: "b"}
+
+
+@pytest.mark.parametrize(("extra", "memory_bytes", "units"), [
+    ({}, None, None),
+    ({"mem_banks": [], "cu_count": 0}, None, None),
+    ({"mem_banks": [{"size_in_bytes": 1 << 30}, "odd", {"size_in_bytes": 2 << 30}], "cu_count": 8}, 3 << 30, 8),
+])  # fmt: skip
+def test_what_an_agent_does_not_say_is_missing(
+    extra: dict[str, object], memory_bytes: int | None, units: int | None, tmp_path: Path
+) -> None:
+    path = write_rocpd(tmp_path / "run.db", pids=(100,))
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute(
+            "update rocpd_info_agent_0000_0 set extdata = ? where type = 'GPU'", (json.dumps(extra),)
+        )
+    (trace,) = traces_of(path)
+    assert {(one.memory_bytes, one.sm_count) for one in trace.devices} == {(memory_bytes, units)}

@@ -9,18 +9,24 @@ import numpy as np
 from msgspec import Struct, structs
 
 from stepgrade.model import DeviceSeen, Note, Profile, Recorded, Source
-from stepgrade.model.profile import LOG, WORK_UNKNOWN, WorkKind
-from stepgrade.model.step_log import PauseKind, Reason, RunFacts, StepLog
+from stepgrade.model.profile import LOG, WORK_UNKNOWN, PhaseShare, WorkKind
+from stepgrade.model.step_log import PauseKind, Printed, Reason, RunFacts, StepLog
+from stepgrade.readers.logs.amounts import (
+    peak_memory,
+    printed_tokens,
+    samples_per_step,
+    tokens_per_step,
+    world_by_rates,
+    world_size,
+)
 from stepgrade.readers.logs.bars import EVIDENCE, BarRun, runs_of
 from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.lines import progress_bar
+from stepgrade.readers.logs.runs import Floats, Table, last_run
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 from stepgrade.readers.logs.steps import (
-    Floats,
     Paces,
-    Table,
-    in_order,
     middle_of,
     paces_of,
     steps_apart,
@@ -29,7 +35,7 @@ from stepgrade.readers.logs.steps import (
     with_times_classified,
     without_close_lines,
 )
-from stepgrade.readers.logs.values import clock_kind
+from stepgrade.readers.logs.values import PARTS, clock_kind
 from stepgrade.units import show_count, show_ms
 
 # A first line this much slower than the others includes start-up.
@@ -37,14 +43,15 @@ _SLOW_START = 1.3
 # An early line this much faster was printed before its step finished.
 _DISPATCHED = 0.25
 _FIRST_LINES = 5
+# No training step takes less: loops that do load or convert something.
+_LEAST_STEP_S = 0.0002
 # A line this much slower, after an evaluation or a checkpoint, includes that pause.
 _PAUSED = 1.05
+_FAR_LONGER = 3.0
 _MOST_SHARE = 1.5  # of the peak; larger values are percentages
 # A run has diverged if this share of its last losses is not finite.
 _TAIL = 0.1
-# Figures printed with few digits agree with batch x sequence to this.
-_SAME_TOKENS = 0.02
-_BESIDE = ("tokens", "memory_bytes", "tok_s_device", "tflops_device")
+_BESIDE = ("tokens", "memory_bytes", "tok_s", "tok_s_device", "samples_s", "tflops_device", "mfu", "loss")
 # Numbers that only a training has.
 _OF_TRAINING = frozenset({"loss", "tokens", "step_tokens", "mfu", "tflops_device"})
 _OF_STEPS = frozenset({"training", "epochs", "steps", "unnamed"})
@@ -75,7 +82,12 @@ def with_bars_of_steps(scanned: ScannedLog) -> tuple[ScannedLog, WorkKind, list[
     runs = runs_of(states.T[np.argsort(states[0])].tolist(), scanned.bars)
     others = [rows for rows in scanned.rows if "bar" not in rows.columns]
     trains = scanned.bars.trains or any("loss" in rows.columns for rows in others)
-    work, counted = scanned.bars.counted(map(int, np.unique(states[1])), trains=trains)
+    slowest: dict[int, float] = {}
+    for bar, step, seconds in states[[1, 2, 4]].T.tolist():
+        slowest[int(bar)] = max(slowest.get(int(bar), 0.0), seconds / max(step, 1.0))
+    work, counted = scanned.bars.counted(
+        (bar for bar, step_s in slowest.items() if not 0.0 < step_s < _LEAST_STEP_S), trains=trains
+    )
     for rows in drawn:
         is_counted = np.isin(rows.columns["bar"], list(counted))
         if is_counted.any():
@@ -101,19 +113,27 @@ def work_of(rows: Rows, scanned: ScannedLog, work_of_bars: WorkKind) -> WorkKind
 
 
 def add_from_other_dialects(table: Table, scanned: ScannedLog, rows: Rows) -> None:
-    """Add columns of other dialects' lines without a step number to the last step before them.
+    """Add what lines of other dialects say of the same step, or without a number of the last step before.
 
-    The Trainer's dicts come with a progress bar, Megatron-Bridge's utilisation with Megatron's line.
+    The Trainer's dicts come with a progress bar, Megatron-Bridge's utilisation with Megatron's line, and
+    DeepSpeed's rates with the lines of whoever uses it.
     """
     for other in scanned.rows:
-        if other is rows or "step" in other.columns or not len(table["at"]):
+        if other is rows or not len(table["at"]):
             continue
-        rows_before = np.searchsorted(table["at"], np.frombuffer(other.columns["at"]), side="right") - 1
-        for name in _BESIDE:
-            if name in table or name not in other.columns:
+        columns = {name: np.frombuffer(column) for name, column in other.columns.items()}
+        nearest = np.searchsorted(table["at"], columns["at"], side="right") - 1
+        if "step" in columns:  # it may come before the line of the same step, or after it
+            following = np.minimum(nearest + 1, len(table["at"]) - 1)
+            nearest = np.where(table["step"][following] == columns["step"], following, nearest)
+            is_same = table["step"][np.maximum(nearest, 0)] == columns["step"]
+            nearest = nearest[is_same]
+            columns = {name: column[is_same] for name, column in columns.items()}
+        for name in (*_BESIDE, *PARTS):
+            if name in table or name not in columns or not len(nearest):
                 continue
             column = np.full(len(table["step"]), nan)
-            column[np.maximum(rows_before, 0)] = np.frombuffer(other.columns[name])
+            column[np.maximum(nearest, 0)] = columns[name]
             table[name] = column
 
 
@@ -125,6 +145,8 @@ class LoggedSteps(Struct, frozen=True, kw_only=True):
     bars: list[BarRun]
     table: Table
     attempts: list[int]
+    begun_s: float  # when the run began, by the log's clock; nan for the first of a log
+    is_last: bool
     paces: Paces
     world: int | None
     printed_tokens: float | None
@@ -144,12 +166,12 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         dialect = structs.replace(dialect, mean="interval")
     total = header.whole("total_steps")
     is_of_all = total is not None and "total" in table and bool((table["total"] == total).any())
-    table, attempts = in_order(table, counts_epochs=dialect.restarts_at_epochs and not is_of_all)
-    if not len(table["step"]):
+    counts_epochs = dialect.restarts_at_epochs and not is_of_all
+    run = last_run(table, scanned.events, counts_epochs=counts_epochs, total=total)
+    if not len(run.table["step"]):
         return None
-    table, attempts, runs = last_run(table, attempts, header)
-    apart = steps_apart(table["step"])
-    table, attempts = without_close_lines(table, attempts)
+    apart = steps_apart(run.table["step"])
+    table, attempts = without_close_lines(run.table, run.attempts)
     add_from_other_dialects(table, scanned, rows)
     world, printed = world_size(header, ranks) or world_by_rates(table), printed_tokens(table, header)
     paces = paces_of(table, dialect, world, printed, apart)
@@ -169,8 +191,9 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
     if work == "unknown":
         text = f"nothing shows that the steps are of a training: print {EVIDENCE}"
         notes.append(Note(WORK_UNKNOWN, text, supply="{work}"))
-    if runs > 1:
-        notes.append(Note("last_of_several", f"the log contains {runs} runs; this is the last"))
+    if run.count > 1:
+        which = "the last" if run.is_last else "the last with more than two lines"
+        notes.append(Note("last_of_several", f"the log contains {run.count} runs; this is {which}"))
     if ranks > 1:
         text = f"{ranks} ranks wrote to the log; the lines of one are read"
         notes.append(Note("ranks_in_log", text))
@@ -183,6 +206,8 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         bars=bars,
         table=table,
         attempts=attempts,
+        begun_s=run.begun_s,
+        is_last=run.is_last,
         paces=paces,
         world=world,
         printed_tokens=printed,
@@ -198,17 +223,19 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
     header, table, paces = scanned.header, logged.table, logged.paces
     log = step_log_of(scanned, logged)
     samples, counts, left_out = samples_of(log)
+    mean_ms = float(np.average(samples, weights=counts)) * 1e3
     tokens = tokens_per_step(table, header, paces, logged.world, logged.printed_tokens)
     producer = producer or f"log of {logged.dialect.framework}"
     return structs.replace(
         _described(header, name, producer, logged.world, logged.work),
         steps=round(float(counts.sum())),
         recorded_steps=round(float(np.sum(paces.count))),
-        mean_step_ms=float(np.average(samples, weights=counts)) * 1e3,
+        mean_step_ms=mean_ms,
         samples_ms=tuple((samples * 1e3).tolist()),
         tokens_per_step=tokens,
         samples_per_step=samples_per_step(table, header, paces),
         peak_memory_bytes=peak_memory(table, header),
+        phases=parts_of_step(table, paces, mean_ms),
         facts=facts_of(header, logged, tokens),
         log=log,
         contents={"step lines": f"{len(table['step']):,} of {logged.dialect.framework}"},
@@ -255,8 +282,17 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         flops = device_flops * (logged.world or 1) / tokens
     if flops is None and not counts_recompute and {"tflops_device", "tok_s_device"} <= table.keys():
         flops = middle_of(table["tflops_device"] * 1e12 / table["tok_s_device"])
+    rate = table.get("tok_s", table.get("tok_s_device") if logged.world else None)
+    devices = 1 if "tok_s" in table else logged.world or 1
+    memory = table.get("memory_bytes", np.zeros(0))
+    printed = Printed(
+        source=dialect.framework,
+        mfu=mfu if mfu and mfu > 0.0 else None,  # nanoGPT and llm.c print -100 % for what they do not know
+        tok_s=(middle_of(rate) or 0.0) * devices or None,
+        memory_bytes=float(np.nanmax(memory)) if np.nanmax(memory, initial=0.0) > 0.0 else None,
+    )
     return RunFacts(
-        framework=logged.dialect.framework,
+        framework=dialect.framework,
         config=header.config.decode("utf-8", "replace") if header.config else None,
         arguments=arguments,
         name=header.texts.get("model"),
@@ -266,7 +302,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         convention=dialect.convention,
         counts_recompute=counts_recompute,
         mixes_fp8=dialect.mixes_fp8 and header.precision == "fp8",
-        mfu=mfu if mfu and mfu > 0.0 else None,  # nanoGPT and llm.c print -100 % for what they do not know
+        printed=printed if printed.mfu or printed.tok_s or printed.memory_bytes else None,
         tflops=_late_median(table, "tflops_device"),
         peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
     )
@@ -286,23 +322,6 @@ def _is_known(columns: dict[str, array[float]], name: str) -> bool:
     return name in columns and any(isfinite(value) for value in columns[name])
 
 
-def last_run(table: Table, attempts: list[int], header: LogHeader) -> tuple[Table, list[int], int]:
-    """Return the last of several runs in one log: one that starts over after the previous one finished."""
-    steps, totals = table["step"], table.get("total")
-    total = header.whole("total_steps")
-    first, runs = 0, 1
-    for start in attempts[1:]:
-        end = steps[start - 1]
-        aim = float(totals[start - 1]) if totals is not None else float(total or nan)
-        begins_anew = steps[start] <= max(2.0 * steps[first], 1.0)
-        is_timed = "time" in table and np.isfinite(table["time"][start - 1 : start + 1]).all()
-        if begins_anew and (end >= 0.98 * aim or not is_timed):
-            first, runs = start, runs + 1
-    if first:
-        table = {name: column[first:] for name, column in table.items()}
-    return table, [start - first for start in attempts if start >= first], runs
-
-
 def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     """Return the wall time row by row, with what the log says between rows."""
     table, paces, attempts = logged.table, logged.paces, logged.attempts
@@ -316,7 +335,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     of_bars, missing = pauses_of_bars(logged, reasons)
     reasons += of_bars
     # A run that resumes with the next step shows only as a pause and in the text.
-    is_late = paces.wall_s > 3.0 * float(np.nanmedian(paces.step_s)) * paces.count
+    is_late = paces.wall_s > _FAR_LONGER * float(np.nanmedian(paces.step_s)) * paces.count
     resumed = {each.row for each in reasons if each.row and each.kind == "restart" and is_late[each.row]}
     before = after = 0.0
     if paces.has_clock:
@@ -324,6 +343,10 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
         first, last = scanned.times.get(clock_kind(float(times[0])), (nan, nan))
         if logged.dialect.has_own_events:  # other lines may be in another time zone
             first, last = scanned.header.event_times or (nan, nan)
+        if isfinite(logged.begun_s):
+            first = logged.begun_s
+        if not logged.is_last:
+            last = float(times[-1])
         first_s = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
         before = max(0.0, float(times[0]) - first - first_s) if isfinite(first) else 0.0
         after = max(0.0, last - float(times[-1])) if isfinite(last) else 0.0
@@ -354,6 +377,31 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
         is_mean=paces.is_mean,
         clock_s=paces.clock_s,
         total_steps=float(total) if "total" in table and total >= last_step else None,
+    )
+
+
+def parts_of_step(table: Table, paces: Paces, mean_ms: float) -> tuple[PhaseShare, ...]:
+    """Return the parts of a step of RL post-training, with the time between them; none without a rollout.
+
+    Parts of different engines that overlap in time are scaled to the step.
+    """
+    parts = {words: table[name] for name, words in PARTS.items() if name in table}
+    usual_s = middle_of(paces.step_s)
+    if "rollout" not in parts or usual_s is None:
+        return ()
+    # A step that includes start-up or a pause says little about the parts.
+    is_usual = np.isfinite(parts["rollout"]) & (paces.step_s < _FAR_LONGER * usual_s)
+    step_s = float(np.sum(paces.step_s[is_usual]))
+    shares = {
+        words: float(np.sum(np.nan_to_num(column[is_usual]))) / step_s if step_s else 0.0
+        for words, column in parts.items()
+    }
+    shares["idle"] = max(0.0, 1.0 - sum(shares.values()))
+    known = max(1.0, sum(shares.values()))
+    return tuple(
+        PhaseShare(name=words, ms=mean_ms * share / known, share=share / known)
+        for words, share in shares.items()
+        if 0.0 < share < np.inf
     )
 
 
@@ -493,84 +541,7 @@ def _without_step_times(scanned: ScannedLog, name: str, logged: LoggedSteps | No
     )
 
 
-def world_size(header: LogHeader, ranks: int = 1) -> int | None:
-    """Return how many devices trained; None if the log does not say."""
-    printed = header.whole("global_num_gpus", "world_size", "world")
-    micro, rank = header.numbers.get("micro_tokens"), header.numbers.get("rank_tokens")
-    if micro and rank:
-        printed = max(printed or 1, round(micro / rank))
-    if printed is None and (local := header.whole("local_world")):
-        printed = local * (header.whole("nodes") or 1)
-    if printed is None:
-        batch, each = header.whole("global_batch_size"), header.whole("micro_batch_size")
-        steps = header.whole("accumulation") or 1
-        if batch and each and batch % (each * steps) == 0:
-            printed = batch // (each * steps)
-    return printed if printed is not None else ranks if ranks > 1 else None
-
-
-def world_by_rates(table: Table, paces: Paces | None = None) -> int | None:
-    """Return how many devices there are by the ratio of total and per-device rates; None without one."""
-    each, together = table.get("tok_s_device"), table.get("tok_s")
-    with np.errstate(all="ignore"):  # values that are not finite are ignored
-        if together is None and paces is not None and "tokens" in table:
-            gained = np.diff(table["tokens"], prepend=np.nan)
-            together = gained / paces.count / paces.step_s
-        if each is None or together is None:
-            return None
-        ratio = middle_of(together / each)
-    if ratio is None or ratio < 1.0 - _SAME_TOKENS or abs(ratio / round(ratio) - 1.0) > _SAME_TOKENS:
-        return None
-    return round(ratio)
-
-
 def device_of(header: LogHeader) -> DeviceSeen | None:
     """Return the device as the log names it."""
     name, size = header.texts.get("device"), header.numbers.get("device_bytes")
     return DeviceSeen(name=name, memory_bytes=round(size) if size else None) if name else None
-
-
-def printed_tokens(table: Table, header: LogHeader) -> float | None:
-    """Return the tokens per step over all devices, if the log prints them."""
-    printed = middle_of(table.get("step_tokens")) or header.numbers.get("step_tokens")
-    seq, batch = header.whole("seq_length"), header.whole("global_batch_size", "train_batch_size")
-    samples = float(batch) if batch else middle_of(table.get("step_samples"))
-    return printed or (seq * samples if seq and samples else None)
-
-
-def tokens_per_step(
-    table: Table, header: LogHeader, paces: Paces, world: int | None, printed: float | None
-) -> float | None:
-    """Return the tokens per step over all devices: as counted, else by rate and time, else as printed."""
-    counted = _gained(table, "tokens", paces)
-    if counted is not None:
-        return counted
-    rate = total_rate(table, world)
-    measured = middle_of(rate * paces.step_s if rate is not None else None)
-    if measured is not None and not (printed and abs(measured / printed - 1.0) < _SAME_TOKENS):
-        return measured
-    samples, seq = _gained(table, "samples", paces), header.whole("seq_length")
-    return printed or (samples * seq if samples and seq else None)
-
-
-def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | None:
-    """Return the samples per step over all devices."""
-    printed = header.whole("global_batch_size", "train_batch_size")
-    found = middle_of(table.get("step_samples")) or (float(printed) if printed else None)
-    by_rate = table["samples_s"] * paces.step_s if "samples_s" in table else None
-    return found or _gained(table, "samples", paces) or middle_of(by_rate)
-
-
-def _gained(table: Table, name: str, paces: Paces) -> float | None:
-    """Return the increase per step of a cumulative count."""
-    if name not in table:
-        return None
-    known = np.isfinite(table[name])  # only some lines may have it
-    return middle_of(np.diff(table[name][known]) / np.maximum(np.diff(np.cumsum(paces.count)[known]), 1.0))
-
-
-def peak_memory(table: Table, header: LogHeader) -> float | None:
-    """Return the highest device memory in the log."""
-    known = table.get("memory_bytes", np.zeros(0))
-    known = known[np.isfinite(known) & (known > 0.0)]
-    return float(known.max()) if len(known) else header.numbers.get("peak_bytes")

@@ -24,6 +24,7 @@ _PREFIX = re.compile(
     rb"^(?:\s|\[(?:rank|default|\d)[^\]]{0,80}\]:?|\([^)]{0,60}pid[^)]{0,20}\)|[-\d:.,TZ/]{4,40}"
     rb"|(?:INFO|WARNING|DEBUG)\b:?)+"
 )
+_PERCENT = re.compile(rb"\s{0,9}\d{1,3}%(?: Completed)?\Z")
 _RICH = bytes(range(0x80, 0xC0)) + b"\xe2 "  # a bar of lines and half lines
 _NOT_OF_EVALUATION = rb"(?<![a-z])(?<!(?:val|lid|est|ion|dev)[ _/.-])"
 _SHOWS_TRAINING = re.compile(
@@ -73,7 +74,8 @@ _LOSS_OF_STEP = re.compile(
     + _NOT_OF_EVALUATION
     + rb"(?:train(?:ing)?[ _/.-]?)?loss\W{0,4}(?:[\d.]|nan|inf)"
     rb"|train(?:ing)?[ _/.-]loss\W{0,4}(?:[\d.]|nan|inf)|(?<![a-z])lr\W{1,4}[\d.]"
-    rb"|(?<![^\r\n])Epoch \d{1,6}/\d{1,6}\s",
+    rb"|(?<![^\r\n])Epoch \d{1,6}/\d{1,6}\s|(?<![^\r\n])\W{0,20}epoch\W{0,3}\d{1,6}\W{0,20}[\r\n]"
+    rb"|(?<![a-z])train\b[^\r\n]{0,40}?loss\W{0,4}[\d.]",
     re.IGNORECASE,
 )
 _LOSSES_TRIED = 64
@@ -103,9 +105,8 @@ class ProgressBars:
         """Return the number of a bar by the text before its counter; that after it may show a loss."""
         text = before[-_MOST_TEXT:].rstrip(_RICH)
         if text.endswith(b"|"):
-            text = text[: max(text.rfind(b"|", 0, -1), 0)].rstrip()
-        if text.endswith(b"%"):
-            text = text[:-1].rstrip(b" 0123456789")
+            text = text[: max(text.rfind(b"|", 0, -1), 0) or -1].rstrip()
+        text = _PERCENT.sub(b"", text)
         index = self._known.get(text)
         if index is None:
             key = _VARIES.sub(b" ", _PREFIX.sub(b"", text)).strip(b" :|-")
@@ -153,7 +154,7 @@ class ProgressBars:
         if any(literal in text for literal in _TEXTS):
             self.trains = True
             return
-        for literal in (b"loss", b"Loss", b"lr", b"Epoch "):
+        for literal in (b"loss", b"Loss", b"lr", b"Epoch ", b"epoch "):
             at = -1
             for _ in range(_LOSSES_TRIED):
                 at = text.find(literal, at + 1)

@@ -33,6 +33,7 @@ class LogEvent(Struct, frozen=True):
     kind: PauseKind
     at: float
     seconds: float | None = None
+    failed: bool = False  # something crashed or was killed
 
 
 class RunTotals(Struct, frozen=True):
@@ -53,10 +54,10 @@ class LogContext:
         self.mlperf = MlperfEvents(self.header)
         self.bars = ProgressBars()
 
-    def add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
+    def add_event(self, kind: PauseKind, at: float, seconds: float | None, *, failed: bool = False) -> None:
         """Keep an event, unless there are too many."""
         if len(self.events) < MOST_EVENTS:
-            self.events.append(LogEvent(kind, at, seconds))
+            self.events.append(LogEvent(kind, at, seconds, failed))
 
 
 # Reads a line at an offset of the log; None for a line that is not a step line.
@@ -106,7 +107,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     needs: tuple[Column, ...] = ("step", "step_s")  # fields without which a line is not a step line
     reader: LineReader | None = None  # for lines that are not read by `fields`
     mean: Literal["step", "interval", "running"] = "step"
-    block: bool = False  # the numbers are in the indented lines that follow
+    block: bool = False  # the numbers are in the indented lines, or the rows of a table, that follow
+    line_bytes: int = 4096  # longer step lines are mixed with other output: only this much is read
     micro: bool = False  # a line is a micro-batch: several of them make a step
     restarts_at_epochs: bool = False  # the step counter restarts with each epoch
     counts_lines: bool = False  # there is no step number: lines are counted

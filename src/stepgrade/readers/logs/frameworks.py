@@ -8,6 +8,7 @@ from stepgrade.readers.logs.lines import (
     mlperf_event,
     progress_bar,
     read_json_line,
+    read_named_numbers,
     read_plain_line,
     read_printed_dict,
 )
@@ -335,6 +336,51 @@ DIALECTS: tuple[Dialect, ...] = (
             "\tmem {memory_mib}MB",
         ),
         restarts_at_epochs=True,
+    ),
+    Dialect(
+        framework="PyTorch's word_language_model",
+        anchor=b" ms/batch ",
+        fields=fields(
+            r"epoch{epoch} … \|{step}(?=/) … /{total} batches … ms/batch {step_ms} … loss {loss}",
+        ),
+        mean="interval",
+        restarts_at_epochs=True,
+    ),
+    Dialect(
+        framework="ESPnet",
+        anchor=b"batch: iter_time=",
+        fields=fields(
+            r"INFO:{epoch}(?=epoch:train:) … epoch:train:\d+-{step}(?=batch) … , train_time={step_s}",
+            r", loss={loss}",
+        ),
+        mean="interval",
+        restarts_at_epochs=True,
+    ),
+    # Its time is that since the last line, over all devices.
+    Dialect(
+        framework="Marian",
+        anchor=b" : Up. ",
+        fields=fields(r"Up\. {step} … Cost {loss} … Time {interval_s}s … : {tok_s} words/s"),
+        needs=("step", "interval_s"),
+        mean="interval",
+    ),
+    # An iteration is a rollout and its updates.
+    Dialect(
+        framework="Stable-Baselines3",
+        anchor=b"| time/ ",
+        fields=fields(
+            r"iterations +\| {step} … time_elapsed +\| {elapsed_s} … total_timesteps +\| {samples}",
+            r"policy_gradient_loss +\| {loss}",
+        ),
+        needs=("step", "elapsed_s"),
+        mean="running",
+        block=True,
+    ),
+    Dialect(
+        framework="verl",
+        anchor=b" - timing",
+        reader=read_named_numbers,
+        line_bytes=1 << 15,
     ),
     # Keras draws a bar too; the last state of an epoch has the mean of its steps.
     Dialect(

@@ -81,12 +81,21 @@ _RATES = (
     _pattern(_NUMBER, rb"\s?(?P<times>[km](?=[ t]))?\s{0,2}", _RATE),
 )
 _LOSS = _pattern(
-    rb"(?<![a-z_])(?:train(?:ing)?[ _])?loss", _IS, rb"(?P<value>[-+]?[\d.]{1,20}(?:e[-+]?\d{1,3})?|nan|inf)"
+    rb"(?<![a-z_])(?:(?:train(?:ing)?|avg|average|mean|total)[ _])?loss(?: so far)?(?: is)?",
+    _IS,
+    rb"(?P<value>[-+]?[\d.]{1,20}(?:e[-+]?\d{1,3})?|nan|inf)",
 )
 _MFU = _pattern(rb"(?<![a-z])mfu", _IS, _NUMBER, rb"\s?(?P<percent>%)?")
 _MEMORY = _pattern(
     rb"(?<![a-z])mem(?:ory)?[^\d:=|,\n]{0,24}", _IS, _NUMBER, rb"\s?(?P<unit>GiB|GB|G|MiB|MB|M)(?![a-z])"
 )
+# Any `name: number` or `name=number`, as far as the names are known.
+_NAMED = _pattern(
+    rb"(?<![\w/.@])(?P<name>[a-z_][\w/.@-]{0,60}(?: [a-z][\w/.-]{0,30}){0,2})",
+    rb"\s?[:=]\s{0,8}(?:np\.float\d\d\()?(?P<value>-?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?)",
+    rb"(?![\w%/]|\.\w)",
+)
+_AMBIGUOUS = frozenset({"step", "total", "elapsed_s", "time", "memory_bytes", "samples", "loss"})
 _SECONDS = ((b"ms", 1e-3), (b"milli", 1e-3), (b"us", 1e-6), (b"m", 60.0), (b"", 1.0))
 _MULTIPLES = {b"k": 1e3, b"m": 1e6}
 # A time without a unit is in seconds, as in Python, unless it is too long for a step.
@@ -188,6 +197,10 @@ def read_plain_line(line: bytes, _at: float, _context: LogContext) -> Row | None
         row["epoch"] = float(epoch["value"])
     rest = _take_rates(line[: step.start()] + b"|" + line[step.end() :], row)
     _take_times(rest, row)
+    named = ((name.decode(), float(number(value))) for name, value in _NAMED.findall(rest))
+    for column, figure in row_of(named).items():
+        if column not in _AMBIGUOUS:
+            row.setdefault(column, figure)
     if (loss := _LOSS.search(rest)) is not None:
         row["loss"] = number(loss["value"])
     if (mfu := _MFU.search(rest)) is not None:
@@ -195,6 +208,13 @@ def read_plain_line(line: bytes, _at: float, _context: LogContext) -> Row | None
     if (memory := _MEMORY.search(rest)) is not None:
         row["memory_bytes"] = number(memory["value"]) * (GIB if memory["unit"][:1] in b"gG" else MIB)
     return row if row.keys() - {"step", "total", "epoch", "mfu", "memory_bytes"} else None
+
+
+def read_named_numbers(line: bytes, _at: float, _context: LogContext) -> Row | None:
+    """Return the step of a line that is a list of `name:number`, as verl prints it."""
+    named = _NAMED.findall(line)
+    row = row_of((name.decode(), float(number(value))) for name, value in named)
+    return row if {"step", "step_s"} <= row.keys() else None
 
 
 def _take_rates(line: bytes, row: Row) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from stepgrade.readers.logs.dialect import LogContext, RunTotals
-from stepgrade.readers.logs.values import GIB, MIB, Column, clock_of, duration, figure_of, number
+from stepgrade.readers.logs.values import GIB, MIB, PARTS, Column, clock_of, duration, figure_of, number
 
 _PREFIX = re.compile(
     r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
@@ -49,11 +49,40 @@ _NAMES: tuple[tuple[Column, str], ...] = (
 _EXACT = {name: column for column, names in _NAMES for name in names.split(", ")}
 # Whole names, whose prefix matters.
 _WHOLE: dict[str, Column] = {
+    "perf/throughput": "tok_s_device",  # verl divides it by the number of devices
+    "perf/total_num_tokens": "step_tokens",
+    "perf/time_per_step": "step_s",
+    "actor/pg_loss": "loss",
+    "policy_loss": "loss",
     "train_runtime": "elapsed_s",
     "eval_runtime": "eval_s",
     "eval time": "eval_s",
     "train/train_runtime": "elapsed_s",
 }
+# The timers of RL post-training: what verl, NeMo-RL, OpenRLHF and TRL call the parts of a step.
+_TIMER = re.compile(r"(?:timing(?:_s)?/(?:train/)?|profiling/time taken: \w{1,60}\.)([\w./]{1,60})")
+_TIMERS = (
+    ("step_s", "step, total_step_time, step_total"),
+    ("rollout_s", "gen, generation, exposed_generation, generate, vllm.generate, transformers.generate"),
+    ("reward_s", "reward, reward_calculation, _calculate_rewards"),
+    (
+        "reference_s",
+        (
+            "ref, old_log_prob, values, policy_and_reference_logprobs, get_logprobs, make_experience, "
+            "_get_per_token_logps, _get_per_token_logps_and_entropies"
+        ),
+    ),
+    ("advantage_s", "adv, advantage_calculation"),
+    ("update_s", "update_actor, update_critic, policy_training, value_training, ppo_train, policy_train"),
+    (
+        "sync_s",
+        (
+            "update_weights, weight_sync, sync_rollout_weights, prepare_for_generation/total, broadcast, "
+            "_move_model_to_vllm, sync_weights"
+        ),
+    ),
+)
+_TIMED = {name: column for column, names in _TIMERS for name in names.split(", ")}
 _TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps(?:$|_per)|^wps$|^tgs$", re.I)
 _SAMPLES = re.compile(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
 _STEPS = re.compile(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
@@ -86,6 +115,9 @@ def meaning(name: str) -> tuple[Column, float] | None:
         return _WHOLE[lowered], 1.0
     if lowered in _RUNNING or _NOT_TRAINING.match(lowered):
         return None
+    if (timer := _TIMER.fullmatch(lowered)) is not None:
+        column = _TIMED.get(timer[1])
+        return None if column is None else (column, 1.0)
     bare = _PREFIX.sub("", _PREFIX.sub("", lowered))
     stem = _MILLISECONDS.sub("", bare)
     known = _EXACT.get(stem)
@@ -112,7 +144,7 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
             row["step"], row["total"] = number(step.encode()), number(total.encode())
             continue
         known = meaning(name)
-        if known is None or known[0] in row:
+        if known is None or (known[0] in row and known[0] not in PARTS):
             continue
         column, scale = known
         if name == "time" and is_of_step:
@@ -134,7 +166,8 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
             continue
         if column == "time":
             figure = seconds_of(figure)
-        row[column] = figure * scale
+        # Several timers may belong to one part of a step.
+        row[column] = figure * scale + row.get(column, 0.0)
     return row
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from itertools import pairwise
 from math import inf, isfinite, nan
 
 from msgspec import Struct
@@ -32,10 +33,10 @@ from stepgrade.readers.logs.lines import LEAST_LINES
 from stepgrade.readers.logs.values import Column, clock_kind, clock_of, plain
 
 MOST_ROWS = 1 << 16
-# Longer step lines are mixed with other output: only the part around the anchor is read.
+# A longer line is searched for a timestamp in its first part only.
 LINE_BYTES = 4096
 _BLOCK_LINES = 80
-_INDENTED = re.compile(rb"(?:\n[ \t][^\n]*+){0,80}+")
+_INDENTED = re.compile(rb"(?:\n(?:[ \t]|\| )[^\n]*+){0,80}+")
 _CARRIED_BYTES = 1 << 16
 # All dialects are searched for in the first bytes, and later in every eighth chunk until one is found.
 _PROBE_BYTES = 8 << 20
@@ -65,10 +66,14 @@ _EVALUATION = re.compile(
     rb"|\beval(?:uat\w{1,6})?\b"
     rb"|eval_(?:loss|runtime)|perplexity|\bCORE\b metric|^\[V\] step|evaluate"
 )
+_FAILURE = (
+    rb"Traceback \(most recent call last\)|out of memory|NCCL (?:error|timeout)|\bSIG(?:TERM|KILL|ABRT|INT)\b"
+    rb"|srun: error|slurmstepd|\bKilled\b|KeyboardInterrupt|\bpreempted\b"
+)
+_FAILED = re.compile(rb"(?i)" + _FAILURE)
 _RESTART = re.compile(
-    rb"(?i)Traceback \(most recent call last\)|out of memory|NCCL (?:error|timeout)|\bSIG(?:TERM|KILL|ABRT)\b"
-    rb"|resum(?:e|ed|ing)\b|load(?:ed|ing)? (?:the )?checkpoint|restart(?:ed|ing)?\b|Training starts at step"
-    rb"|srun: error|torchrun|slurmstepd|world size"
+    rb"(?i)" + _FAILURE + rb"|resum(?:e|ed|ing)\b|load(?:ed|ing)? (?:the )?checkpoint|restart(?:ed|ing)?\b"
+    rb"|Training starts at step|torchrun|world size"
 )
 _COMPILE = re.compile(rb"(?i)recompil|torch\._dynamo|compiling|autotun(?:e|ing)|cudagraph|XLA compil")
 _SECONDS = re.compile(
@@ -157,7 +162,7 @@ class LogScanner:
             start = cut  # of the last line whose indented lines may go on in the next chunk
             for _ in range(_BLOCK_LINES):
                 start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
-                if text[start : start + 1] not in (b" ", b"\t"):
+                if text[start : start + 1] not in (b" ", b"\t", b"|"):
                     cut = start or cut
                     break
         if len(text) - cut > _CARRIED_BYTES:
@@ -229,12 +234,13 @@ class LogScanner:
     def _read_lines(self, rows: Rows, text: bytes) -> None:
         dialect, anchor, has_returns = rows.dialect, rows.dialect.anchor, b"\r" in text
         offset = done = 0
+        longest = dialect.line_bytes
         before = min(rows.end - self._offset, 0)
         while (hit := text.find(anchor, offset)) >= 0:
-            low = max(done, hit - LINE_BYTES)
+            low = max(done, hit - longest)
             start = text.rfind(b"\n", low, hit) + 1 or low
-            end = text.find(b"\n", hit, hit + LINE_BYTES)
-            end = min(hit + LINE_BYTES, len(text)) if end < 0 else end
+            end = text.find(b"\n", hit, hit + longest)
+            end = min(hit + longest, len(text)) if end < 0 else end
             if has_returns:
                 start = max(start, text.rfind(b"\r", low, hit) + 1)
                 back = text.find(b"\r", hit, end)
@@ -301,7 +307,14 @@ class LogScanner:
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
                 took_text = _SECONDS.search(rest)
                 unit = {b"ms": 1e-3, b"mi": 60.0}.get(took_text[2][:2].lower(), 1.0) if took_text else 1.0
-                self._context.add_event(kind, row["at"], float(took_text[1]) * unit if took_text else None)
+                seconds = float(took_text[1]) * unit if took_text else None
+                failed = kind == "restart" and _FAILED.search(gap) is not None
+                self._context.add_event(kind, row["at"], seconds, failed=failed)
+        if step < last_step and isfinite(stamp):
+            # Another run begins with the first line after the longest silence.
+            between = (clock_of(plain(line[:LINE_BYTES])) for line in gap.split(b"\n"))
+            stamps = [last, *(time for time in between if last <= time <= stamp), stamp]
+            row["begun"] = max(pairwise(stamps), key=lambda pair: pair[1] - pair[0])[1]
 
 
 def passed_by(rows: Rows, text: bytes, offset: int, apart_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Step lines in the order of the run, every step once for each attempt, and how long their steps took."""
+"""The step lines of one rank, and how long their steps took."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from math import isfinite, nan
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from stepgrade.model import Note
 from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.lines import LONGEST_BARE_S
+from stepgrade.readers.logs.runs import Floats, Table, only
 from stepgrade.readers.logs.scan import Rows
-from stepgrade.readers.logs.values import Column
 from stepgrade.units import show_count
 
-Floats = NDArray[np.float64]
-Table = dict[Column, Floats]
-# An epoch ends when the counter restarts after this share of its total.
-_NEAR_END = 0.9
-_NEAR_START = 0.5
-_MOST_STEPS = 1e15  # no run has so many steps
 _COARSE_S = 20.0  # a clock of whole seconds times an interval of this length to 5 %
 _HALF_DAY_S, _DAY_S = 43_200.0, 86_400.0
 _HOUR_S = 3600.0
@@ -40,67 +33,18 @@ def table_of(rows: Rows) -> tuple[Table, int]:
         numbers, counts = np.unique(table["rank"][np.isfinite(table["rank"])], return_counts=True)
         ranks = len(numbers)
         if ranks > 1:
-            table = _only(table, table["rank"] == numbers[int(np.argmax(counts))])
+            table = only(table, table["rank"] == numbers[int(np.argmax(counts))])
     if "total" in table and rows.dialect.restarts_at_epochs and "elapsed_s" in table:
-        table = _only(table, table["total"] == longest_bar(table))
+        table = only(table, table["total"] == longest_bar(table))
         if len(table["step"]) >= 2 * len(np.unique(table["step"])) and "epoch" not in table:
             # Several ranks draw the same bar: the first to show a step counts.
-            table = _only(table, np.sort(np.unique(table["step"], return_index=True)[1]))
-            table = _only(table, np.maximum.accumulate(table["step"]) == table["step"])
+            table = only(table, np.sort(np.unique(table["step"], return_index=True)[1]))
+            table = only(table, np.maximum.accumulate(table["step"]) == table["step"])
     if rows.dialect.micro:  # one line for each step, with the time of all its micro-batches
         ends = np.append(np.flatnonzero(np.diff(table["step"])), len(table["step"]) - 1)
         times = np.add.reduceat(table["step_s"], np.append(0, ends[:-1] + 1))
-        table = _only(table, ends) | {"step_s": times}
+        table = only(table, ends) | {"step_s": times}
     return table, ranks
-
-
-def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
-    """Return the lines without repetitions, steps counted over all epochs, and where attempts begin."""
-    if "step" not in table:
-        return table, [0]
-    steps, unknown = table["step"].tolist(), [nan] * len(table["step"])
-    totals = table["total"].tolist() if "total" in table and counts_epochs else unknown
-    epochs = table["epoch"].tolist() if "epoch" in table and counts_epochs else unknown
-    kept: list[int] = []
-    offsets: list[float] = []  # steps of earlier epochs
-    attempts: list[int] = []
-    begun: list[int] = []  # where elapsed time restarts with an epoch or attempt
-    before = 0.0
-    for row, number in enumerate(steps):
-        if not 0.0 <= number < _MOST_STEPS:
-            continue
-        if kept:
-            last, total = steps[kept[-1]], totals[row]
-            has_ended = number <= _NEAR_START * total and _NEAR_END * total <= last != number
-            is_next = epochs[row] > epochs[kept[-1]] or has_ended
-            if number == last and not is_next:
-                continue
-            if is_next:
-                before += total if isfinite(total) else last
-                begun.append(len(kept))
-            elif number < last:
-                later = [step for step in steps[row + 1 : row + 4] if step != number][:1]
-                if isfinite(total) or any(step > last for step in later):
-                    continue  # another rank's line, or a bar that was drawn again
-                attempts.append(len(kept))
-        kept.append(row)
-        offsets.append(before)
-    table = _only(table, np.array(kept, dtype=np.int64))
-    table["step"] = table["step"] + np.array(offsets)
-    if "elapsed_s" in table:
-        table["elapsed_s"] = over_all(table["elapsed_s"], begun, attempts)
-    return table, [0, *attempts]
-
-
-def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
-    """Return elapsed time that restarts with epochs or attempts as continuous time."""
-    # If an epoch has several lines, its first shows whether the time restarts.
-    goes_on = len(elapsed) > 2 * len(epochs) + 2 and all(elapsed[row] > elapsed[row - 1] for row in epochs)
-    again = {row for row in attempts if elapsed[row] < elapsed[row - 1]}
-    starts = sorted(again if goes_on else again.union(epochs))
-    before = np.zeros(len(elapsed))
-    before[starts] = elapsed[np.array(starts, dtype=np.int64) - 1]
-    return elapsed + np.cumsum(before)
 
 
 def without_close_lines(table: Table, attempts: list[int]) -> tuple[Table, list[int]]:
@@ -117,11 +61,7 @@ def without_close_lines(table: Table, attempts: list[int]) -> tuple[Table, list[
         if not kept or row in starts or now - times[kept[-1]] >= _COARSE_S or row + 1 in starts:
             kept.append(row)
     new_rows = {old: new for new, old in enumerate(kept)}
-    return _only(table, np.array(kept, dtype=np.int64)), [new_rows[start] for start in attempts]
-
-
-def _only(table: Table, chosen: NDArray[np.generic]) -> Table:
-    return {name: column[chosen] for name, column in table.items()}
+    return only(table, np.array(kept, dtype=np.int64)), [new_rows[start] for start in attempts]
 
 
 def longest_bar(table: Table) -> float:

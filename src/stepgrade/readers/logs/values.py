@@ -31,6 +31,15 @@ COLUMNS = (
     "eval_s",
     "seq",
 )
+# The parts of a step of RL post-training, and what they are called.
+PARTS = {
+    "rollout_s": "rollout",
+    "reward_s": "reward",
+    "reference_s": "reference",
+    "advantage_s": "advantage",
+    "update_s": "update",
+    "sync_s": "weight sync",
+}
 Column = str
 NUMBER = r"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)\w{0,5}"
 GIB = float(2**30)
