@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from simulated import Floats, Machine
 
 import stepgrade as sg
 from stepgrade.compare.change_points import change_points
+from stepgrade.compare.levels import judged_levels
 from stepgrade.compare.metrics import change_of
-from stepgrade.compare.noise import noise_of
+from stepgrade.compare.noise import critical, noise_of
+from stepgrade.compare.turns import compare_in_turns, is_decided
 from stepgrade.config import Sensitivity
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Profile, Source
@@ -180,6 +183,109 @@ def grid(count: int) -> None:
             row.append(", ".join(cells))
         rows.append(row)
     table(["noise between runs", "unchanged", *(f"{by:.0%} slower" for by in slower[1:])], rows)
+
+
+def rivals(count: int) -> None:
+    """Judge the draws of the grid by other tools' rules, written down here from their documentation."""
+    print(f"### Called slower by other rules, % of {count:,}: against 3, 5, 10 and 30 earlier runs\n")
+    rules: dict[str, Callable[[Sequence[float], float], bool]] = {
+        "t-test for one more run, 99 %": lambda before, now: _beyond_t(before, now, 0.01, 1.0 / len(before)),
+        "bencher: t_test, boundary 0.99": lambda before, now: _beyond_t(before, now, 0.02, -1.0),
+        "asv continuous: factor 1.1 to the last run": lambda before, now: now > 1.1 * before[-1],
+    }
+    rows = []
+    for noise, options in GRID_NOISES.items():
+        for name, rule in rules.items():
+            row = [noise, name]
+            for by in (0.0, 0.10, 0.25):
+                cells = []
+                for history in (3, 5, 10, 30):
+                    machine = Machine(10, **options)
+                    found = 0
+                    for _ in range(count):
+                        before, now = machine.sample(history, 100), machine.sample(1, 100, slower=by)
+                        found += rule(before.values, now.values[0])
+                    cells.append(f"{100.0 * found / count:.1f}")
+                row.append(", ".join(cells))
+            rows.append(row)
+    table(["noise between runs", "rule", "unchanged", "10 % slower", "25 % slower"], rows)
+
+
+def _beyond_t(before: Sequence[float], now: float, level: float, more: float) -> bool:
+    """Tell whether a run is above the mean by more than Student's t deviations, two-sided at `level`.
+
+    `more` is the variance of the mean beside that of the run; below 0 there is none of both, only the spread.
+    """
+    deviation = float(np.std(before, ddof=1)) * (math.sqrt(1.0 + more) if more >= 0.0 else 1.0)
+    return now > float(np.mean(before)) + critical(level, len(before) - 1) * deviation
+
+
+def open_words(count: int) -> None:
+    """Count what is said of unchanged runs, and of a doubling, beside pass and fail."""
+    print(f"### What is said, % of {count:,}: against 3, 5, 10 and 30 earlier runs\n")
+    rows = []
+    for name, noise in GRID_NOISES.items():
+        row = [name]
+        for by, words in ((0.0, "probably slower"), (0.10, "probably slower"), (1.0, "cannot tell")):
+            cells = []
+            for history in (3, 5, 10, 30):
+                machine = Machine(10, **noise)
+                said = (
+                    verdicts(machine, runs=1, history=history, steps=100, slower=by) for _ in range(count)
+                )
+                cells.append(f"{100.0 * sum(word == words for word in said) / count:.1f}")
+            row.append(", ".join(cells))
+        rows.append(row)
+    head = ["unchanged: probably slower", "10 % slower: probably slower", "100 % slower: cannot tell"]
+    table(["noise between runs", *head], rows)
+
+
+def alerts(count: int) -> None:
+    """Look at series of sixty runs after each run, unchanged ones and ones that get slower half way."""
+    print(f"### Alerts in {count:,} series of sixty runs, looked at after each\n")
+    rows = []
+    for name, options in GRID_NOISES.items():
+        row = [name]
+        for by in (0.0, 0.05, 0.10):
+            found, after = 0, []
+            machine = Machine(11, **options)
+            for _ in range(count):
+                values = [*machine.sample(30, 100).values, *machine.sample(30, 100, slower=by).values]
+                opened = None
+                for runs in range(8, 61):
+                    levels = judged_levels("step_time_ms", values[:runs], sure=True)
+                    if any(level.change > 0.0 for level in levels) and (by == 0.0 or runs > 30):
+                        opened = runs
+                        break
+                found += opened is not None
+                after += [opened - 30] if opened is not None and by else []
+            late = f", after {int(np.median(after))} runs" if after else ""
+            row.append(f"{share(found, count)}{late}")
+        rows.append(row)
+    table(["noise between runs", "unchanged", "5 % slower", "10 % slower"], rows)
+
+
+def turns(count: int) -> None:
+    """Compare two commits in turns, with a look after each pair."""
+    print(f"### Runs in turns, {count:,} series of at most twelve pairs\n")
+    rows = []
+    for noise in (0.005, 0.01, 0.02, 0.05):
+        row = [f"{noise:.1%}"]
+        for by in (0.0, 0.10, 0.20):
+            random, found, pairs_made = np.random.default_rng(12), 0, 0
+            for _ in range(count):
+                pairs: list[tuple[Baseline, Baseline]] = []
+                for turn in range(12):
+                    before, now = 100.0 * np.exp(random.normal(0.0, noise, 2))
+                    now *= 1.0 + by
+                    pairs.append((Baseline(name="a", step_ms=before), Baseline(name="b", step_ms=now)))
+                    if turn and is_decided(found_now := compare_in_turns(pairs, Sensitivity())):
+                        break
+                pairs_made += len(pairs)
+                found += found_now.changes[0].outcome in ("regressed", "improved")
+            row.append(f"{share(found, count)}, {pairs_made / count:.1f} pairs")
+        rows.append(row)
+    table(["noise of a run", "unchanged: alarms", "10 % slower: found", "20 % slower: found"], rows)
 
 
 def _finder(
@@ -351,6 +457,10 @@ PARTS: dict[str, Callable[[int], None]] = {
     "aa": false_alarms,
     "few": few_runs,
     "grid": grid,
+    "rivals": rivals,
+    "words": open_words,
+    "alerts": lambda count: alerts(count // 4),
+    "turns": lambda count: turns(count // 4),
     "power": lambda count: power(count // 2),
     "methods": lambda count: methods(count // 2),
     "scale": scale,

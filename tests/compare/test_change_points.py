@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.compare.change_points import LEAST_SEGMENT, change_points, last_level
+from stepgrade.compare.change_points import LEAST_SEGMENT, change_points, level_around
 
 
 def noise(count: int, level: float = 100.0, seed: int = 0) -> list[float]:
@@ -23,7 +23,7 @@ def test_levels_are_found_where_they_begin() -> None:
     found = change_points(values)
     assert [point.index for point in found] == [40, 70]
     assert found[0].change == pytest.approx(0.10, abs=0.02)
-    assert last_level(values) == 70
+    assert level_around(values, len(values) - 1, 1000) == range(70, len(values))
 
 
 def test_noise_alone_seldom_has_a_level() -> None:

@@ -110,26 +110,78 @@ def test_a_run_against_itself_has_not_changed(noise: float | None) -> None:
 
 
 def test_the_answer_says_what_it_knows_the_noise_from() -> None:
-    def basis(earlier: int, noise: float | None = None, pooled: float | None = None) -> str:
+    def basis(earlier: int, noise: float | None = None, pooled: Noise | None = None) -> str:
         before = [run(100.0 + n) for n in range(earlier)]
         return changes_of([run(100.5)], before, Sensitivity(run_noise=noise), pooled)[0].noise.basis
 
+    others = Noise(share=0.02, basis="pooled", freedom=20)
+
     assert [basis(earlier) for earlier in (1, 2, 3, 4, 5)] == ["assumed"] * 2 + ["usual"] * 2 + ["measured"]
     assert [basis(earlier, noise=0.02) for earlier in (1, 4, 5)] == ["given", "given", "measured"]
-    assert [basis(earlier, pooled=0.02) for earlier in (1, 4, 5)] == ["pooled", "pooled", "measured"]
+    assert [basis(earlier, pooled=others) for earlier in (1, 4, 5)] == ["pooled", "pooled", "measured"]
 
 
 @pytest.mark.parametrize(("pooled", "outcome"), [(0.01, "regressed"), (0.30, "cannot tell")])
 def test_the_project_s_other_runs_speak_for_the_first(pooled: float, outcome: str) -> None:
-    (change,) = changes_of([run(125.0)], [run(100.0)], Sensitivity(), pooled)
+    noise = Noise(share=pooled, basis="pooled", freedom=20)
+    (change,) = changes_of([run(125.0)], [run(100.0)], Sensitivity(), noise)
     assert change.outcome == outcome
+    assert change.noise.freedom == 20
+
+
+@pytest.mark.parametrize("freedom", [0, -1])
+def test_a_noise_that_nothing_measured_cannot_be_made(freedom: int) -> None:
+    with pytest.raises(ValueError, match="a noise that is pooled needs a degree of freedom"):
+        Noise(share=0.02, basis="pooled", freedom=freedom)
+    assert Noise(share=0.02, basis="given").freedom is None
+
+
+SPEEDS = st.floats(min_value=10.0, max_value=1000.0)
+
+
+@given(st.lists(SPEEDS, min_size=1, max_size=12), st.lists(SPEEDS, min_size=1, max_size=3))
+def test_cannot_tell_says_what_would_tell_and_hides_no_doubling(
+    before: list[float], now: list[float]
+) -> None:
+    (change,) = changes_of([run(ms) for ms in now], [run(ms) for ms in before])
+    differ = max(max(some) / min(some) - 1.0 for some in (before, now))
+    assert change.apart == pytest.approx(differ)
+    if change.change > max(0.5, differ):
+        assert change.outcome in ("regressed", "probably slower")
+    assert bool(change.more) == (change.outcome in ("cannot tell", "probably slower"))
+    if change.outcome == "probably slower":
+        assert change.near_low > 0.01 or change.change > max(0.5, differ)
+    if change.outcome == "no change":
+        assert change.near_low <= 0.01
+
+
+def test_probably_slower_is_beyond_the_allowance_with_95_percent() -> None:
+    level = [run(100.0 + 2.0 * (n % 4)) for n in range(10)]
+    (change,) = changes_of([run(109.0)], level)
+    assert change.outcome == "probably slower"
+    assert change.low <= 0.0
+    assert change.near_low > 0.01
+    assert "with 90 % confidence" in change.why
+    assert "would tell" in change.more
+    assert changes_of([run(109.0)], level, Sensitivity(allow=0.05))[0].outcome == "cannot tell"
+    assert changes_of([run(96.0)], level)[0].outcome == "no change"  # nothing is probably faster
+    # A doubling against one run, of which nobody knows how noisy it is.
+    (doubled,) = changes_of([run(152.0)], [run(100.0)], Sensitivity(run_noise=0.3))
+    assert doubled.outcome == "probably slower"
+    assert doubled.near_low < 0.0
+    # A rate is judged as the time that it stands for; memory is not slow.
+    rates = [run(0.0, throughput_tok_s=rate) for rate in (1000.0, 640.0)]
+    given = Sensitivity(run_noise=0.3)
+    assert changes_of([rates[1]], [rates[0]], given)[0].outcome == "probably slower"
 
 
 def test_other_series_are_pooled_whatever_their_levels() -> None:
     chance = random.Random(8)
     series = [[level * math.exp(chance.gauss(0.0, 0.03)) for _ in range(40)] for level in (1.0, 50.0, 900.0)]
     series[0][20:] = [2.0 * value for value in series[0][20:]]  # a change of level is no noise
-    assert pooled_noise(series) == pytest.approx(0.03, rel=0.25)
+    found = pooled_noise(series)
+    assert found is not None
+    assert (found.share, found.freedom) == (pytest.approx(0.03, rel=0.25), 3 * 39)
     assert pooled_noise([[1.0, 2.0], [3.0]]) is None
 
 
@@ -436,7 +488,7 @@ def test_shifts_are_the_largest_first() -> None:
 
 def test_every_metric_is_a_field_of_the_card_and_of_its_row() -> None:
     card = sg.score(make_profile())
-    assert list(card.metrics) == list(METRICS)
+    assert list(card.metrics) == [name for name, metric in METRICS.items() if metric.on_card]
     assert all(getattr(card, name) == value for name, value in card.metrics.items())
     assert set(COMPARED) < set(METRICS)
     statements = [statement for statements in MIGRATIONS for statement in statements]

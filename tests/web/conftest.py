@@ -54,7 +54,7 @@ class Site:
                 NewRun(card=cards[ms], branch="main", commit=f"c{n}") for n, ms in enumerate(steps)
             )
             alerts = Alerts(mine)
-            self.alerts = [alert.id for alert in alerts.look("main", mine.runs()[0].digest)]
+            self.alerts = [alert.id for alert, _ in alerts.look("main", mine.runs()[0].digest)]
             self.channel = alerts.add_channel(
                 "webhook", "https://hooks.example/secret-path", "s3cret", QuietHours()
             )

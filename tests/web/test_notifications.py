@@ -99,9 +99,9 @@ def add(history: Any, steps: list[float], branch: str = "main") -> list[Alert]:
         history.add(NewRun(card=card(ms), branch=branch, commit=f"c{ms}"))
         (run,) = history.runs()[-1:]
         found = Alerts(history).look(run.branch, run.digest)
-        for alert in found:
-            Alerts(history).announce(alert, "opened")
-        opened += found
+        for alert, event in found:
+            Alerts(history).announce(alert, event)
+        opened += [alert for alert, event in found if event == "opened"]
     return opened
 
 

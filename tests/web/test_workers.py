@@ -42,7 +42,7 @@ BAD_CHANNELS = (
     ("slack", "https://h\u00f6\u00f6ks.example/\u2026", "", "{}"),
     ("slack", "https://" + "a." * 130 + "example/x", "", "{}"),
     ("gitlab", "http://127.0.0.1:1/api", "gl\u20acpat", "{}"),
-    ("github", "http://127.0.0.1:1/api", "ghp\r\nx: y", "{}"),
+    ("github", "http://127.0.0.1:1/api", "ghp_key\r\nx: y", "{}"),
     ("webhook", "http://127.0.0.1:1/x", "", "no json"),
     ("webhook", "http://127.0.0.1:1/x", "", '{"begin": 99}'),
     ("webhook", "http://[::1%25nowhere]/x", "", "{}"),
@@ -118,7 +118,7 @@ def test_bad_channels_keep_nothing_else_from_being_done(
     assert failed()[good]["sent_at"]
     page = site_on_both.client.get("/p/mine/settings", headers=site_on_both.cookies("owner")).text
     assert "next try" in page
-    assert "ghp" not in page
+    assert "ghp_key" not in page
     ready = site_on_both.client.get("/readyz")
     assert (ready.status_code, ready.json()["workers"]["messages"]["alive"]) == (200, True)
 

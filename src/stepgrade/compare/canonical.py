@@ -226,7 +226,12 @@ def decompose(
         return None
     our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
     their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
-    left, right = _times(*ours, our_work, 1.0), _times(*theirs, their_work, scale)
+    # Waiting for other ranks is told apart only where both runs show it.
+    is_split = all(run.ledger is not None and run.ledger.wait_ranks is not None for run, _ in (ours, theirs))
+    left, right = (
+        _times(*ours, our_work, 1.0, is_split=is_split),
+        _times(*theirs, their_work, scale, is_split=is_split),
+    )
     parts: list[Part] = []
     for gap in matched.gaps:
         has_calls = gap.ours.calls and gap.theirs.calls
@@ -245,7 +250,7 @@ def decompose(
     if left.accounts and right.accounts:
         # What runs at once, and the accounts of the device's time. Exposed communication is split into its
         # amount and its overlap, waiting for the host into the number of launches and the wait for each.
-        gaps = {name: ns - right.accounts[name] for name, ns in left.accounts.items()}
+        gaps = {name: ms - right.accounts.get(name, 0.0) for name, ms in left.accounts.items()}
         exposed, idle = "exposed_communication", "idle_host"
         more_sent, more_launches = (
             by_amount((amounts[0], left.accounts[name]), (amounts[1], right.accounts[name]))
@@ -263,7 +268,11 @@ def decompose(
             _part("overlap", gaps[exposed] - more_sent, less_hidden),
             _part("launches", more_launches, ("more launches", "fewer launches")),
             _part("launches", gaps[idle] - more_launches, longer),
-            *(("wait", account.gap, gaps[name]) for name, account in ACCOUNTS.items() if account.gap),
+            *(
+                ("wait", account.gap, gaps.get(name, 0.0))
+                for name, account in ACCOUNTS.items()
+                if account.gap
+            ),
         ]
         apart = (left.step - left.mean_rank) - (right.step - right.mean_rank)
         parts.append(("ranks", "ranks that are apart", apart))
@@ -284,7 +293,7 @@ def decompose(
     )
 
 
-def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
+def _times(profile: Profile, times: RunTimes, work: float, scale: float, *, is_split: bool) -> _Times:
     ledger, step = profile.ledger, (times.typical_ms or 0.0) * scale
     # The profile's times per step are means; the gap is between typical steps.
     step_scale = times.scale * scale
@@ -293,7 +302,8 @@ def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Tim
     if ledger is not None and ledger.total:
         ranks = max(1, len(profile.ranks))
         per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
-        accounts = {name: ns * per_step for name, ns in ledger.known().items()}
+        known = (ledger if is_split else ledger.without_waiting()).known()
+        accounts = {name: ns * per_step for name, ns in known.items()}
         mean_rank = ledger.total * per_step
     return _Times(
         step=step,

@@ -65,10 +65,13 @@ def change_points(
     )
 
 
-def last_level(values: Sequence[float]) -> int:
-    """Return the index at which the last level starts."""
-    found = change_points(values)
-    return found[-1].index if found else 0
+def level_around(values: Sequence[float], place: int, most: int) -> range:
+    """Return the indices of the level that `place` is on, of a long one the `most` nearest."""
+    edges = [0, *(change.index for change in change_points(values)), len(values)]
+    after = bisect_right(edges, place)
+    begin, end = edges[after - 1], edges[min(after, len(edges) - 1)]
+    begin = max(begin, min(place - most // 2, end - most))
+    return range(begin, min(end, begin + most))
 
 
 def _candidates(series: Floats, least: int) -> list[int]:

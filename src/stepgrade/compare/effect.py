@@ -115,15 +115,17 @@ def effect_of(now: Sample, before: Sample, noise: RunNoise, level: float) -> Eff
     runs = 1.0 / len(now.values) + 1.0 / len(without_accidents(before.logs))
     p_value = p_value_of(now, before, noise)
     low, high = shift - reach, shift + reach
+    near_low, near_high = shift - near, shift + near
     is_other_kind = bool(noise.other_kinds) and p_value >= level and not low <= 0.0 <= high
     if is_other_kind:
         low, high = min(low, 0.0), max(high, 0.0)
+        near_low, near_high = min(near_low, 0.0), max(near_high, 0.0)
     return Effect(
         change=_share(shift),
         low=_share(low),
         high=_share(high),
-        near_low=_share(shift - near),
-        near_high=_share(shift + near),
+        near_low=_share(near_low),
+        near_high=_share(near_high),
         p_value=p_value,
         is_other_kind=is_other_kind,
         sigma=near / critical(NEAR_LEVEL, KNOWN_EXACTLY),

@@ -1,4 +1,4 @@
-"""Regressed, improved, no change or cannot tell: the metrics of some runs compared with earlier runs."""
+"""Regressed, probably slower, improved, no change or cannot tell: metrics against those of earlier runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from stepgrade.units import show_count, show_delta, show_share
 
 # 99 % confidence, two-sided: at most 1 % of identical runs may raise a false alarm.
 LEVEL = 0.01
+# A time longer by more than this share is never "cannot tell", unless runs of one side differ as much.
+NEVER_HIDDEN = 0.5
+# More runs than this are no help: only another way to measure is.
+_MOST_MORE = 20
 # The metrics that are compared, and where a run has them.
 COMPARED: dict[str, Callable[[Baseline], float | None]] = {
     "step_time_ms": lambda run: run.step_ms,
+    "processor_ms": lambda run: times.median_ms if (times := step_times(run.processor_samples_ms)) else None,
     "throughput_tok_s": lambda run: run.throughput_tok_s,
     "samples_s": lambda run: None if run.throughput_tok_s else run.samples_s,  # one unit is enough
     "wall_coverage": lambda run: run.wall_coverage,
@@ -36,7 +41,7 @@ def changes_of(
     now: Sequence[Baseline],
     before: Sequence[Baseline],
     sensitivity: Sensitivity = DEFAULT_SENSITIVITY,
-    pooled_noise: float | None = None,
+    pooled_noise: Noise | None = None,
 ) -> tuple[MetricChange, ...]:
     """Return the change of every metric that runs of both groups have.
 
@@ -92,12 +97,21 @@ def change_of(
     """Return the change of a metric, or of the time of a part."""
     noise = run_noise.reported
     effect = effect_of(now, before, run_noise, LEVEL)
-    outcome = outcome_of(effect, metric.worse, sensitivity)
-    worst = effect.near_high if metric.worse == "up" else -effect.near_low
+    apart = _apart(now, before, noise)
+    outcome = outcome_of(effect, metric, sensitivity, apart)
+    worst, least = effect.near_high, effect.near_low
+    if metric.worse == "down":
+        worst, least = -effect.near_low, -effect.near_high
     if noise.basis == "same":
         why = "the same run as the baseline"
     elif outcome in ("regressed", "improved"):
         why = f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
+    elif outcome == "probably slower" and least > sensitivity.allow:
+        bounds = f"{show_delta(effect.near_low)} to {show_delta(effect.near_high)}"
+        why = f"probably beyond the noise ({bounds} with 90 % confidence), but not surely"
+    elif outcome == "probably slower":
+        differ = f"which differ by {show_share(apart)}" if apart else "of which there are too few to be sure"
+        why = f"more than identical runs, {differ}, ever explain in practice"
     elif effect.is_other_kind:
         why = "no further from the others than an earlier run was: perhaps a machine of another kind"
     elif outcome == "cannot tell":
@@ -120,21 +134,52 @@ def change_of(
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
+        apart=apart,
         why=why,
-        more=_what_would_decide(effect, now, before, noise, sensitivity) if outcome == "cannot tell" else "",
+        more=_what_would_decide(effect, now, before, noise, sensitivity)
+        if outcome in ("cannot tell", "probably slower")
+        else "",
     )
 
 
-def outcome_of(change: Effect | MetricChange, worse: str, sensitivity: Sensitivity) -> Outcome:
-    """Return the outcome; a change counts if it exceeds both the noise and the allowance."""
-    size, low, high, worst = change.change, change.low, change.high, change.near_high
-    if worse == "down":
-        size, low, high, worst = -size, -high, -low, -change.near_low
+def outcome_of(
+    change: Effect | MetricChange,
+    metric: Metric,
+    sensitivity: Sensitivity,
+    apart: float,
+    *,
+    worse: str | None = None,
+) -> Outcome:
+    """Return the outcome; a change counts if it exceeds both the noise and the allowance.
+
+    `apart` is how much runs of one side differ. `worse` is the direction in which the metric gets worse,
+    where a budget names another than usual; then nothing is "slower".
+    """
+    size, low, high = change.change, change.low, change.high
+    least, worst = change.near_low, change.near_high
+    if (worse or metric.worse) == "down":
+        size, low, high, least, worst = -size, -high, -low, -worst, -least
     if low > 0.0 and size > sensitivity.allow:
         return "regressed"
     if high < 0.0 and -size > sensitivity.allow:
         return "improved"
-    return "no change" if worst < max(sensitivity.detect, sensitivity.allow) else "cannot tell"
+    is_speed = metric.from_steps and worse in (None, metric.worse)
+    if is_speed and least > sensitivity.allow:
+        return "probably slower"
+    if worst < max(sensitivity.detect, sensitivity.allow):
+        return "no change"
+    # As a time: a rate that halves is a time that doubles.
+    longer = change.change if metric.worse == "up" else 1.0 / (1.0 + change.change) - 1.0
+    if is_speed and longer > max(NEVER_HIDDEN, apart):
+        return "probably slower"
+    return "cannot tell"
+
+
+def _apart(now: Sample, before: Sample, noise: Noise) -> float:
+    """Return how much runs of one side differ: by their values, their steps, or as the user says."""
+    ranges = [max(sample.values) / min(sample.values) - 1.0 for sample in (now, before)]
+    steps = math.expm1(2.0 * math.sqrt(now.step_variance + before.step_variance))
+    return max(*ranges, steps, noise.share if noise.basis == "given" else 0.0)
 
 
 def _level(sample: Sample) -> float:
@@ -162,6 +207,9 @@ def _what_would_decide(
     if steps is not None and effect.sigma > 2.0 * effect.run_sigma:
         return f"about {show_count(steps)} more steps would tell"
     runs, are_of_both = runs_needed(effect, len(now.values), len(before.values), reach)
+    if runs > _MOST_MORE:
+        several = f"{show_count(runs)} runs{' of each side' if are_of_both else ''}"
+        return f"it would take about {several}, or runs of both commits in turns, by their processor time"
     if are_of_both:
         return f"about {show_count(runs)} runs of each side would tell"
     return f"about {runs} more run{'s' if runs > 1 else ''} of this code would tell"

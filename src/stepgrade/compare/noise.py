@@ -126,7 +126,7 @@ def known_noise(reported: Noise) -> RunNoise:
 
 
 def noise_of(
-    now: Sample, before: Sample, metric: Metric, *, given: float | None = None, pooled: float | None = None
+    now: Sample, before: Sample, metric: Metric, *, given: float | None = None, pooled: Noise | None = None
 ) -> RunNoise:
     """Return the noise between runs of a metric, from the runs and the prior.
 
@@ -143,7 +143,7 @@ def noise_of(
     if pooled is None and freedom < FEWEST_RUNS - 1:
         return known_noise(Noise(share=metric.assumed_noise, basis="assumed"))
     least = LEAST_TIME_NOISE if metric.from_steps else 0.0
-    usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled, least))
+    usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled.share, least))
     usual = max(usual, _OF_STEPS * max(now.step_spread, before.step_spread))
     # An outlier does not affect the level, but counts for the heavy tails.
     level, level_now = mean(earlier), mean(now.logs)
@@ -173,7 +173,10 @@ def noise_of(
         other_kinds = tuple(log for log in distances if abs(log) < math.log1p(_KINDS_APART))
         return RunNoise(reported=reported, widths=widths, other_kinds=other_kinds)
     share = math.expm1(math.sqrt(math.fsum(width.weight * width.sigma**2 for width in widths)))
-    reported = Noise(share=share, basis="usual" if pooled is None else "pooled", freedom=freedom)
+    if pooled is None:
+        reported = Noise(share=share, basis="usual", freedom=freedom)
+    else:
+        reported = Noise(share=share, basis="pooled", freedom=freedom + (pooled.freedom or 0))
     return RunNoise(reported=reported, widths=widths)
 
 
@@ -237,15 +240,16 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
     return [log for log in logs if abs(log - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
 
 
-def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:
-    """Return how much neighbouring runs of several series differ, as a share; None if there are too few.
+def pooled_noise(series: Sequence[Sequence[float]]) -> Noise | None:
+    """Return how much neighbouring runs of several series differ; None if there are too few.
 
     Differences of neighbours, and their median, know nothing of changes of level.
     """
     steps = [abs(math.log(after / before)) for values in series for before, after in pairwise(values)]
     if len(steps) < 2 * LEAST_RUNS - 2:
         return None
-    return math.expm1(median_and_spread([*steps, *(-step for step in steps)])[1] / math.sqrt(2.0))
+    share = math.expm1(median_and_spread([*steps, *(-step for step in steps)])[1] / math.sqrt(2.0))
+    return Noise(share=share, basis="pooled", freedom=len(steps))
 
 
 @cache

@@ -16,7 +16,7 @@ from stepgrade.compare.effect import p_value_of
 from stepgrade.compare.metrics import change_of
 from stepgrade.compare.noise import LEAST_RUNS, Sample, noise_of
 from stepgrade.config import Sensitivity
-from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
+from stepgrade.model.comparison import Change, Metric, Noise, PartChange, Shift, StepChange
 from stepgrade.model.scorecard import Baseline
 from stepgrade.scoring.step_times import LEAST_PART_SHARE, step_times
 
@@ -40,7 +40,7 @@ def changed_parts(
     now: Sequence[Baseline],
     before: Sequence[Baseline],
     sensitivity: Sensitivity,
-    pooled_noise: float | None = None,
+    pooled_noise: Noise | None = None,
 ) -> tuple[PartChange, ...]:
     """Return the parts that changed significantly, largest change first."""
     # Smaller parts do not matter, and each further test costs power.
@@ -107,7 +107,8 @@ def step_change(now: Baseline, before: Baseline) -> StepChange | None:
         return None
     if _have_timelines(now, before):
         # Leave out accounts that are empty in both.
-        old, new = ({name: ms for name, ms in _accounts_ms(run).items() if ms} for run in (before, now))
+        accounts = _accounts_ms(before, now), _accounts_ms(now, before)
+        old, new = ({name: ms for name, ms in known.items() if ms} for known in accounts)
     elif now.phases_ms and before.phases_ms:
         old, new = (run.phases_ms | {NO_PHASE: _in_no_phase_ms(run) or 0.0} for run in (before, now))
     else:
@@ -134,7 +135,7 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     ]
     rest, rest_before = _in_no_phase_ms(now), _in_no_phase_ms(before)
     if _have_timelines(now, before):  # a ledger derived from phases adds nothing
-        here, there = _accounts_ms(now), _accounts_ms(before)
+        here, there = _accounts_ms(now, before), _accounts_ms(before, now)
         both = [name for name in here if name in there]
         accounts = [Shift(kind="ledger", name=name, before=there[name], now=here[name]) for name in both]
     elif rest is not None and rest_before is not None:
@@ -153,7 +154,8 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     calls = now.operation_calls, before.operation_calls
     # Communication that is now exposed although it does not take longer.
     lost = []
-    exposed, exposed_before = (_accounts_ms(run).get(_COMMUNICATION) for run in (now, before))
+    runs = (now, before), (before, now)
+    exposed, exposed_before = (_accounts_ms(*pair).get(_COMMUNICATION) for pair in runs)
     if exposed is not None and exposed_before is not None and before.step_ms:
         total, total_before = (
             sum(ms for name, ms in run.operations_ms.items() if re.search("nccl|c10d", name, re.IGNORECASE))
@@ -195,11 +197,14 @@ def _have_timelines(now: Baseline, before: Baseline) -> bool:
     return all(run.ledger is not None and run.ledger.idle_sync is not None for run in (now, before))
 
 
-def _accounts_ms(run: Baseline) -> dict[str, float]:
-    """Return the accounts of a run's ledger that are known, in milliseconds."""
+def _accounts_ms(run: Baseline, other: Baseline) -> dict[str, float]:
+    """Return the known accounts of a run's ledger in milliseconds, told apart as far as the other's are."""
     if run.ledger is None or not run.step_ms:
         return {}
-    return {name: share * run.step_ms for name, share in run.ledger.known().items()}
+    ledger = run.ledger
+    if other.ledger is None or other.ledger.wait_ranks is None:
+        ledger = ledger.without_waiting()
+    return {name: share * run.step_ms for name, share in ledger.known().items()}
 
 
 def _in_no_phase_ms(run: Baseline) -> float | None:

@@ -16,7 +16,7 @@ from stepgrade.config import Sensitivity
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Note
-from stepgrade.model.comparison import RATES, Comparison
+from stepgrade.model.comparison import RATES, Comparison, Noise
 from stepgrade.model.notes import Result, texts_of
 from stepgrade.model.scorecard import Baseline, Scorecard
 from stepgrade.statistics import mean
@@ -27,7 +27,7 @@ def compare_runs(
     before: Sequence[Baseline],
     sensitivity: Sensitivity,
     allowed: Collection[str] = (),
-    pooled_noise: float | None = None,
+    pooled_noise: Noise | None = None,
 ) -> Comparison:
     """Return what changed; runs with different fingerprints are only compared if that is allowed."""
     first, *others = now

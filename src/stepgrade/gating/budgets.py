@@ -27,7 +27,7 @@ from stepgrade.model.scorecard import Scorecard
 from stepgrade.units import show_figure, show_share
 
 # Checked unless a budget for the same metric says otherwise.
-DEFAULT_METRICS = ("step_time_ms", *RATES, "peak_memory_bytes")
+DEFAULT_METRICS = ("step_time_ms", "processor_ms", *RATES, "peak_memory_bytes")
 # If one of these differs, a step does a different amount of work and only the rate is comparable.
 _WORK = ("tokens_per_step", "samples_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
@@ -54,10 +54,12 @@ def judge(
         text = "; ".join(decision.reasons) or f"grade {card.grade}"
         checks.append(Check(metric="grade", status=_WORDS[decision.exit_code][1], text=text))
     checks = [_waive(check, config.waivers, device, today) for check in checks]
-    failed, undecided = (
+    failed, probable, undecided = (
         tuple(check.note for check in checks if check.status == status)
-        for status in ("regressed", "cannot tell")
+        for status in ("regressed", "probably slower", "cannot tell")
     )
+    if config.gate.probably_slower == "fail":
+        failed += probable
     code, reasons = EXIT_NOT_MEASURED, comparison.reasons
     if failed:
         code, reasons = EXIT_GATE, failed
@@ -77,7 +79,7 @@ def judge(
     judged = structs.replace(comparison, reasons=reasons, notes=(*comparison.notes, *expired_notes))
     return GateReport(
         **structs.asdict(judged),
-        verdict=_WORDS[code][0],
+        verdict="probably slower" if probable and code == EXIT_OK else _WORDS[code][0],
         exit_code=code,
         source=", ".join(card.source.files),
         grade=card.grade,
@@ -97,6 +99,10 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
         # For the same work both measure the same.
         is_same_work = not has_code(comparison.differences, *_WORK)
         left_out.add(rate if is_same_work else "step_time_ms")
+    processor = changes.get("processor_ms")
+    if processor is not None and processor.outcome != "cannot tell":
+        # On a busy machine the wall time may be open, and the processor time is not.
+        left_out |= {name for name in ("step_time_ms", *RATES) if _is_open(changes.get(name))}
     budgets += [Budget(metric=name) for name in DEFAULT_METRICS if name in changes and name not in left_out]
     for budget in budgets:
         kind, _, pattern = budget.metric.partition(":")
@@ -111,7 +117,7 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
         if budget.metric not in METRICS:
             hint = did_you_mean(budget.metric, (*METRICS, "op:NAME", "layer:NAME"))
             raise BadConfig(f"unknown metric {budget.metric!r}", where="budget", hint=hint)
-        yield from _check_bounds(budget, card.metrics[budget.metric])
+        yield from _check_bounds(budget, card.metrics.get(budget.metric))
         change = changes.get(budget.metric)
         if change is None:
             continue
@@ -119,13 +125,17 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
             allow=config.gate.allow if budget.allow is None else budget.allow,
             detect=config.gate.detect if budget.detect is None else budget.detect,
         )
-        worse = budget.direction if budget.direction in ("up", "down") else METRICS[budget.metric].worse
-        outcome = outcome_of(change, worse, sensitivity)
+        worse = budget.direction if budget.direction in ("up", "down") else None
+        outcome = outcome_of(change, METRICS[budget.metric], sensitivity, change.apart, worse=worse)
         if budget.direction == "both" and outcome == "improved":
             outcome = "regressed"
         status: Status = "pass" if outcome == "no change" else outcome
         text = _words(budget.metric, change, budget)
         yield Check(metric=budget.metric, status=status, text=text, change=change)
+
+
+def _is_open(change: MetricChange | None) -> bool:
+    return change is not None and change.outcome == "cannot tell"
 
 
 def _check_bounds(budget: Budget, figure: float | None) -> Iterator[Check]:
@@ -150,7 +160,7 @@ def _words(name: str, change: MetricChange, budget: Budget) -> str:
 
 def _waive(check: Check, waivers: Sequence[Waiver], device: str, today: dt.date) -> Check:
     """Return the check, waived if a waiver covers it; an expired waiver is mentioned."""
-    if check.status not in ("regressed", "cannot tell"):
+    if check.status not in ("regressed", "probably slower", "cannot tell"):
         return check
     for waiver in waivers:
         if not (fnmatchcase(check.metric, waiver.metric) and fnmatchcase(device, waiver.device)):

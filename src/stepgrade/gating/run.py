@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from stepgrade.compare.change_points import last_level
+from stepgrade.compare.change_points import level_around
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import allowed_fields, differences
 from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
@@ -21,12 +21,12 @@ from stepgrade.gating.fail_on import grade_conditions
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Note, Profile
-from stepgrade.model.comparison import Comparison, GateReport
+from stepgrade.model.comparison import Comparison, GateReport, Noise
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Baseline, Fingerprint, Scorecard
 from stepgrade.readers.source import PathLike
 from stepgrade.store.history import open_history
-from stepgrade.store.runs import Runs, Selection, as_text
+from stepgrade.store.runs import NO_BRANCH, Runs, Selection, as_text
 
 # Far enough back to find where the current level starts.
 _LOOK_BACK = 4 * MOST_RUNS
@@ -45,7 +45,7 @@ class BaselineRuns(Struct, frozen=True, kw_only=True):
     missing: Note | None = None
     differences: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    pooled_noise: float | None = None  # noise between runs with other fingerprints
+    pooled_noise: Noise | None = None  # between runs with other fingerprints
 
 
 def earlier_runs(
@@ -105,20 +105,50 @@ def runs_of_branch(
             text = f"no run of branch {branch} is comparable"
             missing = Note("no_baseline", text, supply="{allow_different} to compare anyway")
         return BaselineRuns(name=name, missing=missing, differences=differing)
-    level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
-    cards = history.cards([number for number, _ in level])
+    level = level_around([value for _, value in series], len(series) - 1, MOST_RUNS)
     notes: tuple[Note, ...] = ()
     if len(level) < min(len(series), MOST_RUNS):
         text = f"the level of {branch} changed recently: only the {len(level)} runs since then are used"
         notes = (Note("level_changed", text),)
+    return _runs_of(history, [series[place][0] for place in level], which.digests or (), name, notes)
+
+
+def runs_around(history: Runs, number: int, without: int) -> BaselineRuns:
+    """Return the runs of the level that a stored run is on, `without` the one that is compared with them.
+
+    If the stored run is the newest of its branch, they are those that the gate would take.
+    """
+    (run,) = history.runs(Selection(after=number - 1, before=number + 1))
+    labels = {MACHINE: run.labels[MACHINE]} if MACHINE in run.labels else {}
+    branch = NO_BRANCH if run.branch is None else run.branch
+    which = Selection(branch=branch, digests=(run.digest,), labels=labels, limit=_LOOK_BACK)
+    for selection in (which, structs.replace(which, limit=None)):
+        series = history.series("step_time_ms", selection) or history.series("throughput_tok_s", selection)
+        others = [point for point in series if point[0] != without]
+        numbers = [each for each, _ in others]
+        if number in numbers:
+            break
+    else:
+        return _runs_of(history, [number], which.digests or (), f"run {number} of {history.name}")
+    values = [value for _, value in others]
+    level = level_around(values, numbers.index(number), MOST_RUNS)
+    name = f"{run.branch or 'no branch'} around run {number} in {history.name}"
+    return _runs_of(history, [numbers[place] for place in level], (run.digest,), name)
+
+
+def _runs_of(
+    history: Runs, numbers: Sequence[int], digests: Sequence[str], name: str, notes: tuple[Note, ...] = ()
+) -> BaselineRuns:
+    """Return stored runs as a baseline, with the noise of other runs if they are few."""
+    cards = history.cards(numbers)
     if history.damaged:
         notes += (Note("damaged_runs", f"skipped in {history.name}: {history.damage()}"),)
     if not cards:
-        text = f"no run of branch {branch} can be read"
+        text = f"no run of {name} can be read"
         return BaselineRuns(name=name, missing=Note("no_baseline", text), notes=notes)
     pooled = None
     if len(cards) < LEAST_RUNS:  # too few to estimate their own noise: use runs with other fingerprints
-        own = set(which.digests or ())
+        own = set(digests)
         others = [digest for digest in history.fingerprints() if digest not in own][-_OTHERS:]
         selections = [Selection(digests=(digest,), limit=MOST_RUNS) for digest in others]
         series_of_others = (history.series("step_time_ms", selection) for selection in selections)

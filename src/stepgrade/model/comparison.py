@@ -6,14 +6,17 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from stepgrade.errors import EXIT_GATE
 from stepgrade.model.notes import Note, Result
 
-Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
-Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
-Verdict = Literal["pass", "regressed", "could not be measured"]
-# How the noise between runs is known: by enough earlier or repeated runs, by few beside the history's other
-# runs (pooled) or beside what is usual, from the user, not at all; or there is none: one run, read twice.
-NoiseBasis = Literal["measured", "repeated", "pooled", "usual", "given", "assumed", "same"]
+# "Probably slower" is beyond the allowance with a probability of 95 %, but not sure at 99 %; of times only.
+Outcome = Literal["regressed", "probably slower", "improved", "no change", "cannot tell"]
+Status = Literal["pass", "regressed", "probably slower", "improved", "cannot tell", "waived"]
+Verdict = Literal["pass", "probably slower", "regressed", "could not be measured"]
+# How the noise between runs is known: by enough earlier or repeated runs, by pairs of runs in turns, by few
+# beside the history's other runs (pooled) or beside what is usual, from the user, not at all; or there is
+# none: one run, read twice.
+NoiseBasis = Literal["measured", "repeated", "turns", "pooled", "usual", "given", "assumed", "same"]
 Unit = Literal["ms", "tok/s", "samples/s", "share", "count", "bytes"]
 # The largest run-to-run noise reported from the field; assumed where none is known.
 ASSUMED_NOISE = 0.13
@@ -29,12 +32,21 @@ class Metric(Struct, frozen=True, kw_only=True):
     from_steps: bool = False  # its noise within a run is that of the step times
     assumed_noise: float = ASSUMED_NOISE  # between identical runs, until it is measured
     heavy_tails: bool = True  # False: of many tests at once, whose own correction makes them careful
+    on_card: bool = True  # False: only known of runs that were recorded to be compared
 
 
 METRICS = {
     metric.name: metric
     for metric in (
         Metric(name="step_time_ms", title="step time", unit="ms", worse="up", from_steps=True),
+        Metric(
+            name="processor_ms",
+            title="processor time",
+            unit="ms",
+            worse="up",
+            from_steps=True,
+            on_card=False,
+        ),
         Metric(name="throughput_tok_s", title="throughput", unit="tok/s", from_steps=True),
         Metric(name="samples_s", title="samples", unit="samples/s", from_steps=True),
         Metric(name="efficiency", title="efficiency", unit="share"),
@@ -65,6 +77,10 @@ class Noise(Struct, frozen=True, kw_only=True):
     basis: NoiseBasis
     freedom: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.freedom is not None and self.freedom < 1:
+            raise ValueError(f"a noise that is {self.basis} needs a degree of freedom")
+
 
 class MetricChange(Struct, frozen=True, kw_only=True):
     """One metric before and now; `change` is a share of what was before.
@@ -85,14 +101,15 @@ class MetricChange(Struct, frozen=True, kw_only=True):
     noise: Noise
     before_runs: int = 0
     now_runs: int = 0
+    apart: float = 0.0  # how much runs of one side differ: no change up to this is large for them
     why: str = ""
-    more: str = ""  # what would decide it, when the outcome is "cannot tell"
+    more: str = ""  # what would decide it, when the outcome is "cannot tell" or "probably slower"
 
     @property
     def supply(self) -> str:
         """Return what the user could give to decide it, as in a note; empty where nothing would."""
         metric = METRICS.get(self.metric)
-        is_assumed = self.outcome == "cannot tell" and self.noise.basis == "assumed"
+        is_assumed = bool(self.more) and self.noise.basis == "assumed"
         # A noise that is given counts for times alone.
         return "{run_noise} if you know it" if is_assumed and metric and metric.from_steps else ""
 
@@ -170,7 +187,8 @@ class Check(Struct, frozen=True, kw_only=True):
     @property
     def note(self) -> Note:
         """Return the text with what the user could give where the check cannot be decided."""
-        supply = self.change.supply if self.change and self.status == "cannot tell" else ""
+        is_open = self.status in ("cannot tell", "probably slower")
+        supply = self.change.supply if self.change and is_open else ""
         return Note("failed_check", self.text, supply=supply)
 
 
@@ -192,6 +210,10 @@ class GateReport(Result, Comparison, frozen=True, kw_only=True):
         compared = f" compared with {self.baseline}" if self.baseline else ""
         return f"<GateReport {self.verdict}, grade {self.grade}, {self.source}{compared}>"
 
+    def is_failed_by(self, check: Check) -> bool:
+        """Return whether the check is a reason why the build fails."""
+        return self.exit_code == EXIT_GATE and check.note in self.reasons
+
     @property
     def further_reasons(self) -> tuple[Note, ...]:
         """Return the reasons not covered by a failed check or the differences."""
@@ -211,7 +233,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     """A run in the history, without its scorecard."""
 
     id: int
-    added_at: str
+    added_at: str  # when it was made, by default when it was added
     digest: str
     commit: str | None
     branch: str | None
@@ -240,6 +262,7 @@ class ChangePoint(Struct, frozen=True, kw_only=True):
 class LevelChange(ChangePoint, frozen=True, kw_only=True):
     """A new level in a history: between which runs and commits."""
 
+    outcome: Outcome  # as the gate would judge the runs after it against those before
     last: Point
     first: Point
     last_commit: str | None = None

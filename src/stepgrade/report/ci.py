@@ -14,10 +14,16 @@ from stepgrade.model.notes import texts_of
 from stepgrade.report.names import json_text, shortened
 from stepgrade.units import show_share
 
-_ANNOTATIONS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
+_ANNOTATIONS = {
+    "regressed": "error",
+    "probably slower": "warning",
+    "cannot tell": "warning",
+    "waived": "notice",
+    "improved": "notice",
+}
 _ELEMENTS = {"regressed": "failure", "cannot tell": "error", "waived": "skipped"}
 # SARIF allows a level beside `fail` only.
-_KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error")}
+_KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error"), "probably slower": ("fail", "warning")}
 _UNDECIDED = ("review", "none")
 _COLOURS = {"A": "#2da44e", "B": "#57ab5a", "C": "#bf8700", "D": "#d4762c", "F": "#cf222e"}
 _UNKNOWN = "#6e7781"
@@ -29,7 +35,11 @@ _PADDING = 12
 def github(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one workflow command per check with a result worth showing, and one for the verdict."""
     rows = [
-        (_ANNOTATIONS[check.status], f"stepgrade: {check.metric} {check.status}", check.note.said(flags))
+        (
+            "error" if report.is_failed_by(check) else _ANNOTATIONS[check.status],
+            f"stepgrade: {check.metric} {check.status}",
+            check.note.said(flags),
+        )
         for check in report.checks
         if check.status in _ANNOTATIONS
     ]
@@ -42,6 +52,12 @@ def github(report: GateReport, flags: Mapping[str, str]) -> str:
         title, text = (shortened(part).replace("%", "%25") for part in texts)
         lines.append(f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}")
     return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
+
+
+def _said(check: Check, flags: Mapping[str, str]) -> str:
+    """Return what a check says; these formats have no word of their own for what is probable."""
+    probable = f"{check.status}: " if check.status == "probably slower" else ""
+    return f"{probable}{check.note.said(flags)}"
 
 
 def junit(report: GateReport, flags: Mapping[str, str]) -> str:
@@ -58,9 +74,10 @@ def junit(report: GateReport, flags: Mapping[str, str]) -> str:
         cases.append((Check(metric="comparable", status="cannot tell", text=text), "could not be measured"))
     for check, kind in cases:
         case = SubElement(suite, "testcase", {"classname": "stepgrade", "name": shortened(check.metric)})
-        element = SubElement(case, _ELEMENTS.get(check.status, "system-out"))
+        tag = "failure" if report.is_failed_by(check) else _ELEMENTS.get(check.status, "system-out")
+        element = SubElement(case, tag)
         waived = f" (waived {check.waiver})" if check.status == "waived" else ""
-        element.text = shortened(f"{check.note.said(flags)}{waived}")
+        element.text = shortened(f"{_said(check, flags)}{waived}")
         if element.tag in ("failure", "error"):
             # The text twice: some systems show the attribute, some the content.
             element.attrib |= {"type": kind, "message": element.text}
@@ -85,12 +102,13 @@ def sarif(report: GateReport, flags: Mapping[str, str]) -> str:
     location = {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": 1}}}
     results = []
     for check in report.checks:
-        kind, level = _KINDS.get(check.status, _UNDECIDED)
+        status = "regressed" if report.is_failed_by(check) else check.status
+        kind, level = _KINDS.get(status, _UNDECIDED)
         result: dict[str, Any] = {
             "ruleId": shortened(check.metric),
             "kind": kind,
             "level": level,
-            "message": {"text": shortened(check.note.said(flags))},
+            "message": {"text": shortened(_said(check, flags))},
             "locations": [location],
         }
         if check.waiver:
@@ -118,12 +136,13 @@ def sarif(report: GateReport, flags: Mapping[str, str]) -> str:
 
 
 def badge(report: GateReport, _flags: Mapping[str, str]) -> str:
-    """Return an SVG badge: the grade and the share of the ceiling, or the best grade of an ungraded run."""
+    """Return an SVG badge: the grade, the share of the ceiling or the best possible grade, the verdict."""
     from xml.sax.saxutils import escape  # only for this format
 
     reached = f" {show_share(report.efficiency, 0)}" if report.efficiency is not None else ""
     bound = f", {report.grade_at_most} at best" if report.grade_at_most else ""
-    text = f"{report.grade}{reached if report.grade in _COLOURS else bound}"
+    slower = f", {report.verdict}" if report.verdict in ("regressed", "probably slower") else ""
+    text = f"{report.grade}{reached if report.grade in _COLOURS else bound}{slower}"
     left, right = (round(len(part) * _CHARACTER + _PADDING) for part in (_LABEL, text))
     middle, width = left + right / 2, left + right
     shown = escape(text)

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from stepgrade.compare.change_points import LEAST_SEGMENT, change_points
+from stepgrade.compare.change_points import LEAST_SEGMENT, level_around
+from stepgrade.compare.effect import MOST_RUNS
+from stepgrade.compare.fingerprint import FIELDS
+from stepgrade.compare.levels import Episode, episodes, judged_level, judged_levels
+from stepgrade.compare.runs import compare_runs
+from stepgrade.config import Sensitivity
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption
-from stepgrade.model.comparison import METRICS, RATES
+from stepgrade.model.comparison import RATES
+from stepgrade.model.scorecard import Baseline
+from stepgrade.statistics import median
 from stepgrade.store.history import History
 from stepgrade.store.runs import KEPT_METRICS, NO_BRANCH, Selection
-from stepgrade.store.tables import LEAST_CHANGE, is_better
-from stepgrade.store.team import moment_after, now
+from stepgrade.store.tables import is_better
+from stepgrade.store.team import Team, moment_after, now
 
-State = Literal["open", "acknowledged", "waived", "resolved"]
-STATES: tuple[State, ...] = ("open", "acknowledged", "waived", "resolved")
+# An alert opens, may be acknowledged or waived by a person, and ends: its level recovered, or more runs
+# showed that it is part of another alert, or that nothing changed. While it is active, its place may move.
+State = Literal["open", "acknowledged", "waived", "resolved", "merged", "withdrawn"]
+ACTIVE: tuple[State, ...] = ("open", "acknowledged", "waived")
+SETTABLE: tuple[State, ...] = (*ACTIVE, "resolved")
+STATES: tuple[State, ...] = (*SETTABLE, "merged", "withdrawn")
 WATCHED = tuple(name for name in ("step_time_ms", *RATES, "peak_memory_bytes") if name in KEPT_METRICS)
 _LOOK_BACK = 200
+# An alert and a change of level so many runs apart are the same: more runs move where it is seen.
+_SAME_RUNS = 2 * LEAST_SEGMENT
+_NEWS_DAYS = 7
+_EXPLAINED = 4
+_OURSELVES = "stepgrade"
 _MOST_REASON = 500
 _CLAIMED_S = 60  # longer than any delivery takes
 # Delays between tries of a failed message. The channel's other messages wait as long.
@@ -51,6 +67,7 @@ class Alert(Struct, frozen=True, kw_only=True):
     changed_by: str
     changed_at: str
     waived_until: str | None
+    details: str = ""  # in words: the device, the judgement, and what changed
 
     @property
     def change(self) -> float:
@@ -102,19 +119,54 @@ class Message(Struct, frozen=True, kw_only=True):
     tries: int
 
 
+class _Seen:
+    """A series of runs in the order in which they were made, and its episodes."""
+
+    def __init__(
+        self,
+        metric: str,
+        branch: str | None,
+        digest: str,
+        series: Sequence[tuple[int, float]],
+        sensitivity: Sensitivity,
+    ) -> None:
+        self.metric, self.branch, self.digest, self.sensitivity = metric, branch, digest, sensitivity
+        self.numbers = [number for number, _ in series]
+        self.values = [value for _, value in series]
+        self.places = {number: place for place, number in enumerate(self.numbers)}
+        self._levels = judged_levels(metric, self.values, sensitivity, sure=True)
+        self.episodes = episodes(metric, self._levels)
+
+    def is_in_doubt(self, alert: Alert) -> bool:
+        """Return whether the runs since the alert may be worse, though there is no sure change of level."""
+        place, end = self.places[alert.first_run], len(self.values)
+        if not place:
+            return True
+        return judged_level(self.metric, self.values, 0, place, end, self.sensitivity).judged.outcome not in (
+            "no change",
+            "improved",
+        )
+
+    def is_back(self, alert: Alert) -> bool:
+        """Return whether the last level is nearer to what was before the alert than to its own."""
+        level = self._levels[-1].after if self._levels else median(self.values)
+        half = (alert.level_before + alert.level_after) / 2.0
+        return is_better(alert.metric, level - half)
+
+
 class Alerts:
     """The alerts of one project."""
 
     def __init__(self, history: History) -> None:
         self._history, self._database = history, history.database
 
-    def look(self, branch: str | None, digest: str) -> list[Alert]:
-        """Check a series of runs for changes of level and return new alerts.
+    def look(self, branch: str | None, digest: str, *, newest: int | None = None) -> list[tuple[Alert, str]]:
+        """Compare the alerts of a series of runs with its changes of level, and return what happened to them.
 
-        A change keeps its alert when further runs shift its index a little; the alert is resolved when the
-        level is back.
+        Each comes with its event: opened, improved, moved, merged, withdrawn, resolved or reopened. Where
+        `newest` is a run that was just added, but made before others, that is no news: nothing opens.
         """
-        opened, has_steps = [], False
+        happened, has_steps = [], False
         for metric in WATCHED:
             which = Selection(branch=branch or NO_BRANCH, digests=(digest,), limit=_LOOK_BACK)
             series = self._history.series(metric, which)
@@ -122,48 +174,135 @@ class Alerts:
                 has_steps = bool(series)
             elif metric in RATES and has_steps:
                 continue  # both measure the same work
-            found = change_points([value for _, value in series], least_change=LEAST_CHANGE)
-            if not found:
+            if not series:
                 continue
-            numbers = [number for number, _ in series]
             known = self._select(
-                "and metric = ? and coalesce(branch, '') = ? and digest = ?", metric, branch or "", digest
+                "and metric = ? and coalesce(branch, '') = ? and digest = ? order by id",
+                metric,
+                branch or "",
+                digest,
             )
-            for index, change in enumerate(found):
-                near = set(numbers[max(0, change.index - LEAST_SEGMENT) : change.index + LEAST_SEGMENT + 1])
-                if is_better(metric, change.change):
-                    self._resolve(known, numbers[change.index], change.after, metric)
-                elif not any(alert.first_run in near for alert in known):
-                    ends = found[index + 1 :]
-                    if any(
-                        is_better(metric, later.change) and later.after <= change.before for later in ends
-                    ):
-                        continue  # over before it was reported
-                    last, first = numbers[change.index - 1], numbers[change.index]
-                    commits = self._history.commits([last, first])
-                    row: dict[str, object] = {"metric": metric, "branch": branch, "digest": digest}
-                    row |= {"last_run": last, "first_run": first}
-                    row |= {"last_commit": commits.get(last), "first_commit": commits.get(first)}
-                    row |= {"level_before": change.before, "level_after": change.after}
-                    row |= {"project": self._history.project, "opened_at": now(), "changed_at": now()}
-                    row |= {"state": "open", "reason": "", "changed_by": "stepgrade"}
-                    opened += self._select("and id = ?", self._database.insert("alert", row))
-        return opened
+            seen = _Seen(metric, branch, digest, series, self._sensitivity(metric))
+            is_fresh = newest is None or newest == series[-1][0]
+            changed = self._reconcile(seen, known, is_fresh=is_fresh)
+            happened += changed if is_fresh else []
+        return [(alert, event) for number, event in happened if (alert := self.alert(number))]
+
+    def _sensitivity(self, metric: str) -> Sensitivity:
+        project = Team(self._database).project(self._history.project)
+        thresholds = project.settings.alert_from if project else {}
+        return Sensitivity(allow=thresholds.get(metric, Sensitivity().allow))
+
+    def _reconcile(self, seen: _Seen, known: Sequence[Alert], *, is_fresh: bool) -> list[tuple[int, str]]:
+        """Bring the alerts of one series in line with its episodes; return their ids with what happened."""
+        happened: list[tuple[int, str]] = []
+        left = list(known)
+        for episode in seen.episodes:
+            begin, end = episode.begin - _SAME_RUNS, episode.last + _SAME_RUNS
+            own = [
+                alert
+                for alert in left
+                if (place := seen.places.get(alert.first_run)) is not None
+                and begin <= place <= end
+                and is_better(alert.metric, alert.change) == episode.is_better
+            ]
+            left = [alert for alert in left if alert not in own]
+            if not own:
+                if is_fresh and episode.end is None and self._is_recent(seen.numbers[episode.begin]):
+                    happened.append(self._open(seen, episode))
+                continue
+            # The oldest active one stays; a person may have written to it.
+            keep = min(own, key=lambda alert: (alert.state not in ACTIVE, alert.id))
+            for alert in own:
+                if alert is not keep and alert.state in ACTIVE:
+                    self._set_state(alert, "merged", f"part of alert {keep.id}")
+                    happened.append((alert.id, "merged"))
+            happened += self._follow(seen, episode, keep)
+        for alert in (one for one in left if one.state in ACTIVE):
+            if alert.first_run in seen.places and not seen.is_in_doubt(alert):
+                self._set_state(alert, "withdrawn", "with more runs there is no change of level")
+                happened.append((alert.id, "withdrawn"))
+            elif alert.first_run not in seen.places and seen.is_back(alert):
+                self._set_state(alert, "resolved", f"the level recovered before run {seen.numbers[-1]}")
+                happened.append((alert.id, "resolved"))
+        return happened
+
+    def _follow(self, seen: _Seen, episode: Episode, alert: Alert) -> list[tuple[int, str]]:
+        """Bring an alert in line with its episode."""
+        happened: list[tuple[int, str]] = []
+        where = self._place_of(seen, episode)
+        if alert.state in ACTIVE and where["first_run"] != alert.first_run:
+            happened.append((alert.id, "moved"))
+        self._set(alert.id, where)
+        if episode.end is not None and alert.state in ACTIVE:
+            first = seen.numbers[episode.end]
+            self._set_state(alert, "resolved", f"the level recovered with run {first}")
+            self._set(alert.id, {"details": self._explained(seen, episode.end)})
+            happened = [(alert.id, "resolved")]
+        elif episode.end is None and not episode.is_better:
+            # What a person resolved stays so.
+            was_ours = alert.state in ("resolved", "withdrawn", "merged") and alert.changed_by == _OURSELVES
+            if was_ours:
+                self._set_state(alert, "open", "the level is as bad as it was")
+                happened = [(alert.id, "reopened")]
+        return happened
+
+    def _open(self, seen: _Seen, episode: Episode) -> tuple[int, str]:
+        row: dict[str, object] = {"metric": seen.metric, "branch": seen.branch, "digest": seen.digest}
+        row |= {"project": self._history.project, "opened_at": now(), "changed_at": now()}
+        row |= {"state": "open", "reason": "", "changed_by": _OURSELVES}
+        if episode.is_better:
+            row |= {"state": "resolved", "reason": "an improvement"}
+        row |= self._place_of(seen, episode) | {"details": self._explained(seen, episode.begin)}
+        return self._database.insert("alert", row), "improved" if episode.is_better else "opened"
+
+    def _place_of(self, seen: _Seen, episode: Episode) -> dict[str, object]:
+        last, first = seen.numbers[episode.begin - 1], seen.numbers[episode.begin]
+        commits = self._history.commits([last, first])
+        place: dict[str, object] = {"last_run": last, "first_run": first}
+        place |= {"last_commit": commits.get(last), "first_commit": commits.get(first)}
+        return place | {"level_before": episode.before, "level_after": episode.after}
+
+    def _explained(self, seen: _Seen, index: int) -> str:
+        """Return in words what the gate says of the runs from `index` on: the device, and what changed."""
+        level = level_around(seen.values, index, MOST_RUNS)
+        earlier = level_around(seen.values, index - 1, MOST_RUNS)
+        before, after = (
+            [
+                Baseline.of(card)
+                for card in self._history.cards([seen.numbers[place] for place in some]).values()
+            ]
+            for some in (earlier, level)
+        )
+        if not before or not after:
+            return ""
+        found = compare_runs(after, before, seen.sensitivity, FIELDS)
+        parts = [
+            f"{change.outcome}, {change.why}" for change in found.changes if change.metric == seen.metric
+        ]
+        moved = [f"{shift.name} {shift.difference:+.3g} {shift.unit}" for shift in found.shifts[:_EXPLAINED]]
+        parts += [f"what changed: {', '.join(moved)}"] if moved else []
+        device = after[0].device or (after[0].fingerprint.device if after[0].fingerprint else None)
+        return "; ".join([*([f"on {device}"] if device else []), *parts])[:_MOST_REASON]
+
+    def _is_recent(self, number: int) -> bool:
+        """Return whether a run was made lately: what is filled in later is no news."""
+        (run,) = self._history.runs(Selection(after=number - 1, before=number + 1))
+        return run.added_at >= moment_after(days=-_NEWS_DAYS)
+
+    def _set(self, number: int, row: Mapping[str, object]) -> None:
+        names = ", ".join(f"{name} = ?" for name in row)
+        sql = f"update stepgrade_alert set {names} where project = ? and id = ?"
+        self._database.execute(sql, (*row.values(), self._history.project, number))
+
+    def _set_state(self, alert: Alert, state: State, reason: str) -> None:
+        row = {"state": state, "reason": reason, "changed_by": _OURSELVES, "changed_at": now()}
+        self._set(alert.id, {**row, "waived_until": None})
 
     def _select(self, rest: str, *values: object) -> list[Alert]:
         """Return alerts of the project; `rest` are further conditions."""
         own = (self._history.project, *values)
         return self._database.select(Alert, f"alert where project = ? {rest}", own)
-
-    def _resolve(self, known: Sequence[Alert], first_run: int, level: float, metric: str) -> None:
-        """Resolve earlier alerts whose level is back to what it was, or better."""
-        for alert in known:
-            half = (alert.level_before + alert.level_after) / 2
-            is_back = level < half if METRICS[metric].worse == "up" else level > half
-            if alert.state != "resolved" and alert.first_run < first_run and is_back:
-                self.change(
-                    alert.id, "resolved", reason=f"the level recovered with run {first_run}", who="stepgrade"
-                )
 
     def alert(self, number: int) -> Alert | None:
         """Return an alert of the project; None if it does not exist."""
@@ -176,8 +315,8 @@ class Alerts:
 
     def change(self, number: int, state: str, *, reason: str, who: str, until: dt.date | None = None) -> None:
         """Set the state of an alert; acknowledging and waiving need a reason, waiving also a last day."""
-        if state not in STATES:
-            raise BadOption(f"unknown state {state[:40]!r}", hint=f"one of {', '.join(STATES)}")
+        if state not in SETTABLE:
+            raise BadOption(f"unknown state {state[:40]!r}", hint=f"one of {', '.join(SETTABLE)}")
         if state in ("acknowledged", "waived") and not reason.strip():
             raise BadOption("a reason is required", field="reason")
         if len(reason) > _MOST_REASON:
@@ -185,19 +324,9 @@ class Alerts:
         today = dt.datetime.now(dt.UTC).date()
         if state == "waived" and (until is None or not today <= until <= today + dt.timedelta(days=366)):
             raise BadOption("must be a day from today to a year from now", field="until")
-        self._database.execute(
-            "update stepgrade_alert set state = ?, reason = ?, changed_by = ?, changed_at = ?, "
-            "waived_until = ? where project = ? and id = ?",
-            (
-                state,
-                reason.strip(),
-                who,
-                now(),
-                until.isoformat() if until and state == "waived" else None,
-                self._history.project,
-                number,
-            ),
-        )
+        waived_until = until.isoformat() if until and state == "waived" else None
+        row = {"state": state, "reason": reason.strip(), "changed_by": who, "changed_at": now()}
+        self._set(number, {**row, "waived_until": waived_until})
 
     def reopen_expired(self, today: dt.date) -> list[Alert]:
         """Reopen alerts whose waiver has expired, and return them."""

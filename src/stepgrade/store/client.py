@@ -116,7 +116,7 @@ class Client:
                 raise Unreachable(f"does not answer: {why or type(error).__name__}", where=name) from error
             if status != 429 or attempt + 1 == _TRIES:
                 break
-            time.sleep(min(float(wait), _MOST_WAIT_S) if re.fullmatch(r"[0-9]{1,9}", wait) else 1.0)
+            time.sleep(min(float(wait) if re.fullmatch(r"[0-9]{1,9}", wait) else 1.0, _MOST_WAIT_S))
         if status in (408, 425, 429) or status >= 500:
             raise Unreachable(f"is busy or down: status {status}", where=name)
         if len(text) > self._most_bytes:

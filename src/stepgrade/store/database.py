@@ -205,6 +205,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # Find a rare grade among 100,000 runs quickly.
     ("create index stepgrade_run_by_grade on stepgrade_run (project, grade, branch, id)",),
+    # Runs in the order in which they were made. Alerts say what changed.
+    (
+        "drop index stepgrade_run_by_place",
+        "drop index stepgrade_run_by_branch",
+        "drop index stepgrade_run_by_number",
+        "drop index stepgrade_run_by_grade",
+        """create index stepgrade_run_by_place
+            on stepgrade_run (project, digest, branch, added_at, id, step_time_ms, throughput_tok_s)""",
+        "create index stepgrade_run_by_branch on stepgrade_run (project, branch, added_at, id)",
+        "create index stepgrade_run_by_time on stepgrade_run (project, added_at, id)",
+        "create index stepgrade_run_by_grade on stepgrade_run (project, grade, branch, added_at, id)",
+        "alter table stepgrade_alert add column details text not null default ''",
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -10,12 +11,13 @@ import subprocess
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "GIT_BRANCH", "BUILDKITE_BRANCH")
 _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT")
 _GIT_S = 5.0
+_COPY_S = 600.0
 _NOTHING_RUNS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 
 def commit_here() -> str | None:
     """Return the commit that CI names, else the checkout's; None outside of both."""
-    return _first(_COMMITS) or _git("rev-parse", "HEAD")
+    return _first(_COMMITS) or _git("rev-parse", "HEAD") or None
 
 
 def branch_here() -> str | None:
@@ -24,12 +26,42 @@ def branch_here() -> str | None:
     return branch.removeprefix("origin/") if branch else None
 
 
+def date_of(commit: str) -> str | None:
+    """Return when a commit of the checkout was made; None for one that it does not have."""
+    if not re.fullmatch(r"[0-9A-Fa-f]{4,64}", commit):
+        return None
+    return _git("show", "--no-patch", "--no-show-signature", "--format=%cI", commit)
+
+
+def top_here() -> str | None:
+    """Return the top folder of the checkout."""
+    return _git("rev-parse", "--show-toplevel")
+
+
+def fork_of(name: str) -> str | None:
+    """Return the commit at which the checkout left a branch or commit; None if it is not known here."""
+    for each in (name, f"origin/{name}"):
+        if commit := _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{each}^{{commit}}"):
+            return _git("merge-base", "HEAD", commit)
+    return None
+
+
+def copy_at(top: str, commit: str, folder: str) -> bool:
+    """Write the files of a commit into a new folder; nothing in the checkout or its .git changes."""
+    copy = ("clone", "--quiet", "--shared", "--no-checkout", "--", top, folder)
+    out = ("-C", folder, "checkout", "--quiet", "--detach", commit)
+    return all(_git(*words, seconds=_COPY_S) is not None for words in (copy, out))
+
+
 def _first(names: tuple[str, ...]) -> str | None:
     return next((text for name in names if (text := os.environ.get(name))), None)
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git says; a checkout's settings make it run nothing, and git is not looked for in it."""
+def _git(*arguments: str, seconds: float = _GIT_S) -> str | None:
+    """Return what git says, None if it fails; a checkout's settings make it run nothing.
+
+    Nor is git itself looked for in the checkout.
+    """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     git = shutil.which("git", path=os.pathsep.join(filter(os.path.isabs, folders)))
     if git is None or not os.path.isabs(git):  # Windows looks into the current folder first
@@ -42,8 +74,8 @@ def _git(*arguments: str) -> str | None:
             encoding="utf-8",
             errors="backslashreplace",  # a branch name may not be valid UTF-8
             check=False,
-            timeout=_GIT_S,
+            timeout=seconds,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return ran.stdout.strip() or None if ran.returncode == 0 else None
+    return ran.stdout.strip() if ran.returncode == 0 else None

@@ -49,6 +49,8 @@ RUN_COLUMNS = (
     "grade",
     *KEPT_METRICS,
 )
+# A run's place in time is when it was made; ids are in the order of arrival.
+NEWEST_FIRST = "order by added_at desc, id desc"
 DEFAULT_PROJECT = "default"
 PINNED = "pinned"  # runs with this label are never removed automatically
 
@@ -201,7 +203,9 @@ class History(Runs):
         which = which or Selection()
         where, values = conditions(which, self.project)
         names = ", ".join(RUN_COLUMNS)
-        order = "order by id desc limit ?" if which.limit is not None else "order by id"
+        order = "order by added_at, id"
+        if which.limit is not None:
+            order = f"{NEWEST_FIRST} limit ?"
         if which.limit is not None:
             values.append(which.limit)
         rows = self.database.execute(f"select {names} from stepgrade_run {where} {order}", values)
@@ -211,7 +215,7 @@ class History(Runs):
     def batches(self, which: Selection) -> Iterator[list[RunRow]]:
         """Yield runs in batches whose scorecards fit into memory together, oldest first."""
         where, values = conditions(which, self.project)
-        order = "" if which.limit is None else f"order by id desc limit {int(which.limit)}"
+        order = "" if which.limit is None else f"{NEWEST_FIRST} limit {int(which.limit)}"
         rows = self.database.execute(f"select id from stepgrade_run {where} {order}", values)
         numbers = sorted(number for (number,) in rows)
         for start in range(0, len(numbers), _EXPORT_BATCH):
@@ -243,7 +247,7 @@ class History(Runs):
         if metric not in KEPT_METRICS:
             raise BadHistory(f"unknown metric {metric!r}", hint=did_you_mean(metric, KEPT_METRICS))
         where, values = conditions(which, self.project)
-        sql = f"select id, {metric} from stepgrade_run {where} and {metric} is not null order by id desc"
+        sql = f"select id, {metric} from stepgrade_run {where} and {metric} is not null {NEWEST_FIRST}"
         if which.limit is not None:
             sql += " limit ?"
             values.append(which.limit)
@@ -315,7 +319,7 @@ class History(Runs):
         rows = self.database.execute(
             "select digest, body from stepgrade_fingerprint where (select 1 from stepgrade_run "
             "where project = ? and stepgrade_run.digest = stepgrade_fingerprint.digest "
-            "order by branch, id limit 1) is not null",
+            "order by branch, added_at, id limit 1) is not null",
             (self.project,),
         )
         found = {}
@@ -338,7 +342,7 @@ class History(Runs):
         chosen = []
         columns = "id, digest, branch, added_at, labels"
         rows = self.database.execute(
-            f"select {columns} from stepgrade_run where project = ? order by id desc",
+            f"select {columns} from stepgrade_run where project = ? {NEWEST_FIRST}",
             (self.project,),
         )
         for number, digest, branch, added_at, labels in rows:

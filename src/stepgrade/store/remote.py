@@ -294,15 +294,16 @@ class RemoteHistory(Runs):
     def entries(self, which: Selection | None = None) -> Iterator[_Entry]:
         """Yield runs with their origin, newest first; raise OddAnswer for pages that repeat."""
         which = which or Selection()
-        left, after, newest = which.limit, None, 2**63
+        left, after, newest = which.limit, None, ("~", 0)  # after any time
         for _ in range(_MOST_PAGES):
             limit = _PAGE if left is None else min(left, _PAGE)
             fields = [*_fields(which), ("limit", limit), ("after", after)]
             page = self._client.request(_Page, "GET", "/runs", fields)
             for entry in page.runs[:limit]:
-                if not 0 < entry.run.id < newest:
+                here = entry.run.added_at, entry.run.id
+                if not (0 < entry.run.id < 2**63 and here < newest):
                     raise OddAnswer("its runs repeat or are not in order", where=self.name)
-                newest = entry.run.id
+                newest = here
                 yield entry
             left = None if left is None else left - len(page.runs)
             if page.next is None or page.next == after or (left is not None and left <= 0):

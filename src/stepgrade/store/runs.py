@@ -11,13 +11,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from stepgrade.compare.fingerprint import differences
-from stepgrade.errors import BadHistory, NoSuchRun
+from stepgrade.errors import BadHistory, BadOption, NoSuchRun
 from stepgrade.memory import default_limit
 from stepgrade.model.comparison import METRICS, RunRow
 from stepgrade.model.scorecard import Fingerprint, Scorecard
 
 # Metrics with a column in stepgrade_run.
-KEPT_METRICS = tuple(name for name in METRICS if name != "hfu")
+KEPT_METRICS = tuple(name for name, metric in METRICS.items() if metric.on_card and name != "hfu")
 DECODED_BYTES = 24  # memory per byte of a scorecard's JSON
 NO_BRANCH = ""  # in a Selection: runs whose branch is unknown
 # How many damaged runs are listed; the rest are counted.
@@ -31,7 +31,7 @@ class NewRun(Struct, frozen=True, kw_only=True):
     commit: str | None = None
     branch: str | None = None
     labels: dict[str, str] = {}
-    added_at: str | None = None  # ISO 8601 with a time zone; default: now
+    added_at: str | None = None  # when it was made, ISO 8601 with a time zone; default: now
     key: str | None = None  # idempotency key: a run is stored once per key; default: a random one
     added_by: str | None = None
     device_hours: float | None = None  # of the whole training; default: what the card covers
@@ -45,7 +45,7 @@ class NewRun(Struct, frozen=True, kw_only=True):
             commit=self.commit and as_text(self.commit),
             branch=self.branch and as_text(self.branch),
             labels={as_text(name): as_text(label) for name, label in self.labels.items()},
-            added_at=self.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            added_at=in_utc(self.added_at) if self.added_at else moment(dt.datetime.now(dt.UTC)),
         )
 
 
@@ -66,7 +66,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     grade: str | None = None
     commit: str | None = None  # a prefix is enough
     added_by: str | None = None
-    since: str | None = None  # ISO 8601, compared with added_at
+    since: str | None = None  # ISO 8601 in UTC, compared with added_at
     until: str | None = None
     before: int | None = None  # runs with a lower id
     after: int | None = None
@@ -183,6 +183,21 @@ class Runs(ABC):
 
     def _skip(self, number: object, problem: str) -> None:
         self.damaged[number if isinstance(number, int) else -1] = problem
+
+
+def moment(at: dt.datetime) -> str:
+    """Return a time as it is stored: in UTC, so that times are in the order of their texts."""
+    return at.astimezone(dt.UTC).isoformat(timespec="seconds")
+
+
+def in_utc(text: str) -> str:
+    """Return a time as it is stored, UTC if it has no time zone; raise BadOption if it is none."""
+    try:
+        at = dt.datetime.fromisoformat(text)
+        return moment(at.replace(tzinfo=dt.UTC) if at.tzinfo is None else at)
+    except (ValueError, OverflowError):
+        hint = "write it like 2026-03-01 or 2026-03-01T12:00:00+00:00"
+        raise BadOption(f"{text[:40]!r} is not a time", field="added_at", hint=hint) from None
 
 
 def as_text(text: str) -> str:

@@ -6,11 +6,11 @@ from math import inf
 
 from msgspec import Struct, structs
 
-from stepgrade.compare.change_points import change_points
+from stepgrade.compare.levels import judged_levels
 from stepgrade.errors import BadOption, NotMeasured, did_you_mean
 from stepgrade.model.comparison import METRICS, LevelChange, Point, RunRow, Trend
-from stepgrade.store.history import RUN_COLUMNS, History, conditions
-from stepgrade.store.runs import KEPT_METRICS, Runs, Selection
+from stepgrade.store.history import NEWEST_FIRST, RUN_COLUMNS, History, conditions
+from stepgrade.store.runs import KEPT_METRICS, NO_BRANCH, Runs, Selection, in_utc
 
 # Sort keys of the table; each has an index.
 SORTS = ("added", "step_time_ms", "throughput_tok_s", "efficiency")
@@ -71,30 +71,26 @@ def page_of_runs(
         raise BadOption(f"runs cannot be sorted by {sort!r}", hint=did_you_mean(sort, SORTS))
     limit = which.limit or 50
     where, values = conditions(structs.replace(which, limit=None), history.project)
-    column, sign, order = "id" if sort == "added" else sort, "<", "desc"
+    column, sign, order = "added_at" if sort == "added" else sort, "<", "desc"
     if is_rising:
         sign, order = ">", "asc"
     if after is not None:
         value, _, number = after.rpartition("~")
         try:
-            cursor = float(value or 0), int(number)
-        except ValueError:
+            in_utc(value) if sort == "added" else float(value)
+            cursor = value if sort == "added" else float(value), int(number)
+        except (ValueError, BadOption):
             raise BadOption("not a valid cursor", field="after") from None
-        if column == "id":
-            where, values = f"{where} and id {sign} ?", [*values, cursor[1]]
-        else:
-            where = f"{where} and ({column} {sign} ? or ({column} = ? and id {sign} ?))"
-            values += [cursor[0], *cursor]
-    if column != "id":
-        where = f"{where} and {column} is not null"
+        where = f"{where} and ({column} {sign} ? or ({column} = ? and id {sign} ?))"
+        values += [cursor[0], *cursor]
+    where = f"{where} and {column} is not null"
     sql = f"select {', '.join(RUN_COLUMNS)} from stepgrade_run {where} "
-    sql += f"order by {column} {order}{'' if column == 'id' else f', id {order}'} limit ?"
+    sql += f"order by {column} {order}, id {order} limit ?"
     rows = history.database.execute(sql, [*values, limit + 1])
     last = dict(zip(RUN_COLUMNS, rows[limit - 1], strict=True)) if len(rows) > limit else None
-    value = "" if last is None or column == "id" else repr(last[column])
     return RunPage(
         runs=tuple(history.as_runs(rows[:limit])),
-        next=None if last is None else f"{value}~{last['id']}",
+        next=None if last is None else f"{last[column]}~{last['id']}",
     )
 
 
@@ -103,8 +99,8 @@ def configurations(history: History, which: Selection) -> list[Configuration]:
     where, values = conditions(structs.replace(which, limit=None), history.project)
     rows = history.database.execute(
         "select digest, count(*), max(id), min(step_time_ms), max(throughput_tok_s) from ("
-        f"select id, digest, step_time_ms, throughput_tok_s from stepgrade_run {where} "
-        "order by id desc limit ?) as newest group by digest order by max(id) desc",
+        f"select id, added_at, digest, step_time_ms, throughput_tok_s from stepgrade_run {where} "
+        f"{NEWEST_FIRST} limit ?) as newest group by digest order by max(added_at) desc, max(id) desc",
         [*values, GROUPED_RUNS],
     )
     return [Configuration(**dict(zip(Configuration.__struct_fields__, row, strict=True))) for row in rows]
@@ -117,7 +113,7 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
     rows = history.database.execute(
         "select rule, count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "
         "sum(gain_low * device_hours), sum(gain_high * device_hours) from ("
-        f"select id, device_hours from stepgrade_run {where} order by id desc limit ?) as newest "
+        f"select id, device_hours from stepgrade_run {where} {NEWEST_FIRST} limit ?) as newest "
         "join stepgrade_finding on run_id = newest.id group by rule "
         "order by coalesce(sum(gain_high * device_hours), 0) desc, sum(gain_high) desc, rule",
         [*values, limit],
@@ -172,12 +168,26 @@ def is_better(metric: str, change: float) -> bool:
     return change < 0 if METRICS[metric].worse == "up" else change > 0
 
 
-# Smaller changes of level are not reported.
-LEAST_CHANGE = 0.01
+# Branches that are the main one where a project does not name it.
+_SHIPPED = ("main", "master", "trunk")
+
+
+def default_branch(history: Runs, which: Selection) -> str:
+    """Return the main branch of the selected runs: by its name, else that of the newest run."""
+    for name in _SHIPPED:
+        if history.runs(structs.replace(which, branch=name, limit=1)):
+            return name
+    newest = history.runs(structs.replace(which, limit=1))
+    return (newest[0].branch or NO_BRANCH) if newest else NO_BRANCH
 
 
 def trend_of(history: Runs, metric: str, which: Selection, allowed: frozenset[str] = frozenset()) -> Trend:
-    """Return the trend of the runs that are comparable with the newest of those selected."""
+    """Return the trend of the runs that are comparable with the newest of those selected.
+
+    Runs of different branches are different code: without a branch in `which` it is that of the main one.
+    """
+    if which.branch is None:
+        which = structs.replace(which, branch=default_branch(history, which))
     newest = history.runs(structs.replace(which, limit=1))
     if not newest:
         raise NotMeasured("no matching run", where=history.name, hint="stepgrade history list")
@@ -189,18 +199,19 @@ def trend_of(history: Runs, metric: str, which: Selection, allowed: frozenset[st
     if not points:
         hint = f"known metrics: {', '.join(KEPT_METRICS)}"
         raise NotMeasured(f"no run has {metric}", where=history.name, hint=hint)
-    found = change_points([point.value for point in points], least_change=LEAST_CHANGE)
+    found = judged_levels(metric, [point.value for point in points])
     # Only these commits are needed, out of possibly 100,000 runs.
     commits = history.commits([points[index].id for new in found for index in (new.index - 1, new.index)])
     return Trend(
         metric=metric,
-        branch=which.branch,
+        branch=which.branch or None,
         digest=newest[0].digest,
         history=history.name,
         points=points,
         changes=tuple(
             LevelChange(
                 index=new.index,
+                outcome=new.judged.outcome,
                 last=points[new.index - 1],
                 first=points[new.index],
                 last_commit=commits[points[new.index - 1].id],

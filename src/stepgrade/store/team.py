@@ -36,6 +36,8 @@ class ProjectSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_days: int | None = None
     commit_url: str | None = None  # such as https://github.com/team/model/commit/{commit}
     branches: tuple[str, ...] = ()  # that open alerts; empty means all
+    default_branch: str | None = None  # the trend's; None is main, master or trunk, else the newest run's
+    alert_from: dict[str, float] = {}  # by metric: smaller changes, as shares, open no alert
 
 
 class Project(Struct, frozen=True, kw_only=True):

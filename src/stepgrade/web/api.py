@@ -15,7 +15,7 @@ from stepgrade.compare.fingerprint import FIELDS
 from stepgrade.errors import BadOption
 from stepgrade.model.comparison import RunRow, Trend
 from stepgrade.model.scorecard import Fingerprint, Scorecard
-from stepgrade.store.alerts import CHANNELS, Alert, Alerts, ChannelState
+from stepgrade.store.alerts import CHANNELS, WATCHED, Alert, Alerts, ChannelState
 from stepgrade.store.runs import KEPT_METRICS, NewRun, RunOrigin, Selection
 from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs, trend_of
 from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Token
@@ -82,6 +82,11 @@ def selection(call: Call, limit: int | None = None) -> Selection:
     )
 
 
+def on_a_branch(call: ProjectCall, which: Selection) -> Selection:
+    """Return the selection of one branch: the project's default one where the query names none."""
+    return msgspec.structs.replace(which, branch=which.branch or call.project.settings.default_branch)
+
+
 def _since(call: Call, name: str) -> str | None:
     """Return a query parameter, a day or a time, in the format of `added_at`."""
     text = call.query(name)
@@ -145,6 +150,10 @@ def change_project(call: ProjectCall, settings: ProjectSettings) -> Project | No
         raise Refused(400, "keep_runs must be from 1 to 10,000,000, keep_days from 1 to 36,500")
     if len(settings.branches) > 100 or any(len(name) > MOST_WORD for name in settings.branches):
         raise Refused(400, f"at most 100 branches of at most {MOST_WORD} characters")
+    if not all(name in WATCHED and 0.0 <= share <= 10.0 for name, share in settings.alert_from.items()):
+        raise Refused(400, f"alert_from must be shares (0.05 is 5 %) of {', '.join(WATCHED)}")
+    if settings.default_branch is not None and not 0 < len(settings.default_branch) <= MOST_WORD:
+        raise Refused(400, f"default_branch must have 1 to {MOST_WORD} characters")
     if url is not None and not re.fullmatch(r"https?://[\w.:/~@%+=&?#-]*\{commit\}[\w.:/-]*", url):
         raise Refused(400, "commit_url must be like https://host/team/model/commit/{commit}")
     call.team.set_project(call.project.name, settings)
@@ -267,15 +276,16 @@ def _kept(call: ProjectCall, run: NewRun) -> Response:
     if number == earlier:
         return json_answer(RunKept(id=number, is_new=False))
     call.server.uploaded += 1
-    opened: list[Alert] = []
+    opened: list[int] = []
     (row,) = call.history.runs(Selection(after=number - 1, before=number + 1))
     branches = call.project.settings.branches
     if not branches or row.branch in branches:
         alerts = Alerts(call.history)
-        opened = alerts.look(row.branch, row.digest)
-        for alert in opened:
-            alerts.announce(alert, "opened")
-    return json_answer(RunKept(id=number, is_new=True, alerts=tuple(alert.id for alert in opened)), 201)
+        for alert, event in alerts.look(row.branch, row.digest, newest=number):
+            alerts.announce(alert, event)
+            if event == "opened":
+                opened.append(alert.id)
+    return json_answer(RunKept(id=number, is_new=True, alerts=tuple(opened)), 201)
 
 
 _GIVEN = ("device", "commit", "branch")
@@ -346,10 +356,10 @@ def series(call: Call) -> MetricSeries:
 
 
 @routes("GET", f"{_PROJECT}/trend/{{metric}}", "reader", answer=Trend, query=(*_FILTERS, "limit"))
-def trend(call: Call) -> Trend:
+def trend(call: ProjectCall) -> Trend:
     """Get a metric and its level changes."""
     which = selection(call, call.number("limit", 1000, 10_000))
-    return trend_of(call.history, _metric(call), which)
+    return trend_of(call.history, _metric(call), on_a_branch(call, which))
 
 
 @routes("GET", f"{_PROJECT}/fingerprints", "reader", answer=dict[str, Fingerprint])

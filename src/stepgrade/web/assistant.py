@@ -24,9 +24,10 @@ from stepgrade.errors import (
 )
 from stepgrade.gating.run import gate
 from stepgrade.grading import score
+from stepgrade.hardware.cluster import Cluster
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.estimate import estimate
-from stepgrade.hardware.planner import Cluster, PlanRequest, plan
+from stepgrade.hardware.planner import PlanRequest, plan
 from stepgrade.hardware.setup import Setup
 from stepgrade.inspection import inspect
 from stepgrade.loading import load
@@ -67,7 +68,7 @@ _CARD = (
     "recommendations",
 )
 _OPERATION = ("name", "class", "ms", "share")
-_CHANGE = ("metric", "before", "now", "change", "low", "high", "outcome", "why")
+_CHANGE = ("metric", "before", "now", "change", "low", "high", "outcome", "why", "more")
 _FINDING = ("rule", "severity", "claim", "remedy", "gain_low", "gain_high", "where")
 
 
@@ -225,8 +226,9 @@ class Tools:
         """Return how long a step of a trace would take with changes, and what would limit it.
 
         faster: {"gemm": 2} doubles its speed; without: as if it took no time; both name a kind of work
-        (communication, attention, …), host, data, sync, or a part of the operations' names. link: its
-        speed-up; launches: how many per step, 0 for one CUDA graph. Without any, suggests what to try.
+        (communication, attention, …), host, data, sync, stragglers, or a part of the operations' names.
+        link: its speed-up; launches: how many per step, 0 for one CUDA graph. Without any, suggests what
+        to try.
         """
         changes = [AssumedChange(what=what, speed=speed) for what, speed in (faster or {}).items()]
         changes += [AssumedChange(what=what) for what in without or ()]

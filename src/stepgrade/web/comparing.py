@@ -9,17 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import FIELDS
-from stepgrade.compare.noise import pooled_noise
 from stepgrade.config import Config
 from stepgrade.gating.budgets import judge
-from stepgrade.gating.run import BaselineRuns, compare_with_earlier
+from stepgrade.gating.run import compare_with_earlier, runs_around
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.operations import Operation
-from stepgrade.model.scorecard import Baseline
-from stepgrade.store.runs import Runs, Selection
+from stepgrade.store.runs import Runs
 
 OPERATIONS_SHOWN = 50
-_NOISE_RUNS = 100
 
 
 class OperationPair(Struct, frozen=True, kw_only=True):
@@ -45,17 +42,13 @@ class Compared(Struct, frozen=True, kw_only=True):
 
 
 def compare_runs(history: Runs, a: int, b: int) -> tuple[GateReport, Compared]:
-    """Return the gate's report on run `b` against run `a`, even if setups differ, and all of the comparison.
+    """Return the gate's report on run `b` against the level of run `a`, even if setups differ, and more.
 
     Raise NoSuchRun if a run does not exist.
     """
     before, now = history.card(a), history.card(b)
-    (run,) = history.runs(Selection(after=a - 1, before=a + 1))
-    which = Selection(digests=(run.digest,), branch=run.branch, limit=_NOISE_RUNS)
-    noise = pooled_noise([[value for _, value in history.series("step_time_ms", which)]])
-    earlier = BaselineRuns(runs=(Baseline.of(before, f"run {a}"),), name=f"run {a}", pooled_noise=noise)
     config = Config()
-    comparison = compare_with_earlier([now], earlier, config, frozenset(FIELDS))
+    comparison = compare_with_earlier([now], runs_around(history, a, without=b), config, frozenset(FIELDS))
     report = judge(now, comparison, config, (), dt.datetime.now(dt.UTC).date())
     old, new = (_add_up(card.operations, by_kind=False) for card in (before, now))
     both = old.keys() & new.keys()

@@ -213,6 +213,12 @@ def _check_url(target: str, settings: ServerSettings) -> None:
 _MOST_ANSWER = 64 << 10
 _EVENTS = {
     "opened": "got worse",
+    "improved": "improved",
+    "moved": "got worse, at another commit than it seemed",
+    "reopened": "got worse again",
+    "merged": "(part of another alert)",
+    "withdrawn": "did not change, as more runs show",
+    "resolved": "recovered",
     "waiver ended": "is still worse, and its waiver has expired",
     "test": "(test message)",
 }
@@ -275,14 +281,24 @@ def sentence(alert: Alert, event: str) -> str:
         f"{show_metric(alert.metric, alert.level_before)} to {show_metric(alert.metric, alert.level_after)}"
     )
     branch = f" on {shortened(alert.branch, 80)}" if alert.branch else ""
-    return f"{alert.project}: {alert.metric}{branch} {_EVENTS[event]}, {moved} ({show_delta(alert.change)})"
+    commits = f", commits {commits_of(alert)}" if alert.first_commit else ""
+    details = f"; {shortened(alert.details, 400)}" if alert.details else ""
+    size = f"{moved} ({show_delta(alert.change)})"
+    return f"{alert.project}: {alert.metric}{branch} {_EVENTS[event]}, {size}{commits}{details}"
+
+
+def commits_of(alert: Alert) -> str:
+    """Return the range of commits that an alert is about."""
+    return "..".join(
+        shortened((commit or "?")[:12], 12) for commit in (alert.last_commit, alert.first_commit)
+    )
 
 
 def markdown(alert: Alert, event: str, settings: ServerSettings) -> str:
     """Return the alert as Markdown for a comment; names are escaped."""
     rows = {
         "Between": f"run {alert.last_run} and run {alert.first_run}",
-        "Commits": f"{(alert.last_commit or '?')[:12]}..{(alert.first_commit or '?')[:12]}",
+        "Commits": commits_of(alert),
     }
     blocks = (
         Title(f"{alert.metric} {_EVENTS[event]}", ""),

@@ -16,7 +16,7 @@ from stepgrade.report.content.comparison import show_metric, title_of
 from stepgrade.report.content.gate import side_by_side
 from stepgrade.report.html.page import PageFrame, framed_page, write
 from stepgrade.report.names import shortened
-from stepgrade.store.alerts import CHANNELS, STATES, Alerts, QuietHours
+from stepgrade.store.alerts import ACTIVE, CHANNELS, STATES, WATCHED, Alerts, QuietHours
 from stepgrade.store.runs import KEPT_METRICS, Selection
 from stepgrade.store.tables import (
     FINDINGS_RUNS,
@@ -26,6 +26,7 @@ from stepgrade.store.tables import (
     branches_of,
     configurations,
     count_runs,
+    default_branch,
     finding_costs,
     is_better,
     newest_series,
@@ -45,7 +46,6 @@ _PROJECT = "/p/{project}"
 _LISTED = 50
 _TREND_RUNS = 300
 _SPARK_RUNS = 30
-_SHIPPED = ("main", "master", "trunk")
 _GROUPS = ("device", "model", "batch", "precision")
 routes = Endpoints()
 
@@ -86,7 +86,8 @@ def home(call: Call) -> Response:
         history = call.history.in_project(project.name)
         recent = history.runs(Selection(limit=_SPARK_RUNS))
         # Prefer the main branch over feature branches.
-        newest = [run for run in recent if run.branch in _SHIPPED][-1:] or recent[-1:]
+        branch = project.settings.default_branch or default_branch(history, Selection())
+        newest = [run for run in recent if run.branch == branch][-1:] or recent[-1:]
         row: dict[str, Any] = {"project": project.name, "open_alerts": Alerts(history).count_open()}
         row |= {"_spark": None, "runs": count_runs(history)}
         row |= dict.fromkeys(("grade", "added_at", "branch", "step_time_ms", "change"))
@@ -120,6 +121,7 @@ def trend(call: ProjectCall) -> Response:
     """Show a metric over the runs of a branch, with its levels, noise and commits."""
     metric = call.query("metric") or "step_time_ms"
     which = structs.replace(api.selection(call), limit=call.number("limit", _TREND_RUNS, 5000))
+    which = api.on_a_branch(call, which)
     view: dict[str, Any] = {
         "title": f"Trend of {title_of(metric)}",
         "metric": metric,
@@ -140,6 +142,7 @@ def trend(call: ProjectCall) -> Response:
         found = trend_of(call.history, metric, which)
     except NotMeasured as error:
         return _page(call, "trend.html", view | {"why": error.problem})
+    view["branch"] = found.branch
     commits = call.history.commits([point.id for point in found.points])
     rows: list[dict[str, Any]] = [
         {"run": point.id, "commit": commits.get(point.id), metric: point.value}
@@ -329,6 +332,7 @@ def alerts(call: Call) -> Response:
             if not states or state in states
         ],
         "found": found,
+        "active": ACTIVE,
         "show_delta": show_delta,
         "title_of": title_of,
         "today": today.isoformat(),
@@ -358,6 +362,7 @@ def settings(call: ProjectCall) -> Response:
     """Show the project's settings: price, retention and alert channels."""
     channels = api.list_channels(call)
     view = {"title": "Settings", "settings": call.project.settings, "channels": channels, "kinds": CHANNELS}
+    view["watched"] = [(name, title_of(name)) for name in WATCHED]
     return _page(call, "settings.html", view)
 
 
@@ -373,6 +378,10 @@ def change_settings(call: ProjectCall) -> Response:
             keep_days=int(text) if (text := fields.get("keep_days")) else None,
             commit_url=fields.get("commit_url") or None,
             branches=tuple(name for name in (fields.get("branches") or "").split() if name),
+            default_branch=fields.get("default_branch") or None,
+            alert_from={
+                name: float(text) / 100.0 for name in WATCHED if (text := fields.get(f"alert_from_{name}"))
+            },
         )
     except ValueError:
         raise Refused(400, "not a number") from None

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _NOISE = {
     "measured": "measured from history",
     "repeated": "measured from the repeated runs",
+    "turns": "measured from pairs of runs in turns",
     "pooled": "by these few runs and other runs of this history",
     "usual": "by these few runs and what is usual elsewhere",
     "given": "as given",

@@ -40,10 +40,22 @@ from stepgrade.units import show_delta, show_ms, show_share
 PARTS_SHOWN = 8
 PARTS_KEPT = 12
 PARTS_LISTED = 40  # on a page
-_BARS = {"regressed": "slower", "improved": "faster"}
-_BADGES = {"pass": "badge-good", "regressed": "badge-bad", "could not be measured": "badge-fair"}
-_SIGNS = {"pass": "✅", "regressed": "❌", "could not be measured": "⚠️"}
-_STYLES = {"pass": "good", "improved": "good", "regressed": "bad", "cannot tell": "fair", "waived": "fair"}
+_BARS = {"regressed": "slower", "probably slower": "slower", "improved": "faster"}
+_BADGES = {
+    "pass": "badge-good",
+    "probably slower": "badge-fair",
+    "regressed": "badge-bad",
+    "could not be measured": "badge-fair",
+}
+_SIGNS = {"pass": "✅", "probably slower": "⚠️", "regressed": "❌", "could not be measured": "⚠️"}
+_STYLES = {
+    "pass": "good",
+    "improved": "good",
+    "regressed": "bad",
+    "probably slower": "fair",
+    "cannot tell": "fair",
+    "waived": "fair",
+}
 
 
 def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
