@@ -245,6 +245,7 @@ def step_profile(
             "notes_coded": to_builtins(notes),
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
+            "processor_ms": [round(spent_ns / 1e6, 4) for spent_ns in totals.processor.kept_ns],
             "loss": recording.loss.summary(),
             "sampled": _sampled(recording),
             "lines": _lines(recording),

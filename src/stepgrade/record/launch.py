@@ -24,7 +24,7 @@ SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
 OPTIONS = ".options.json"
 _IMPORTED = ".imported-"
 COUNTER = struct.Struct("<q")  # the step count of a process, at the start of its file
-_INJECTED = Path(__file__).parent / "inject"
+INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 _NO_SCRIPTS = {  # common mistakes, and what is meant
     ".ipynb": ("is a notebook", "jupyter nbconvert makes a script of it"),
@@ -59,6 +59,14 @@ class Launched(Struct, frozen=True):
     had_python: bool = True
 
 
+class Place(Struct, frozen=True):
+    """Where a command runs: in this folder, before others with packages of these, its output to this file."""
+
+    folder: str | None = None
+    packages: tuple[str, ...] = ()
+    output: int | None = None
+
+
 def run_recorded(
     command: Sequence[str],
     path: Path,
@@ -66,6 +74,7 @@ def run_recorded(
     *,
     as_module: bool = False,
     on_steps: Callable[[int], None] | None = None,
+    place: Place | None = None,
 ) -> Launched:
     """Run a script, a module or any program that starts Python; each training process is recorded.
 
@@ -95,9 +104,11 @@ def run_recorded(
 
         # Every Python started in it loads stepgrade's `sitecustomize` first.
         before = os.environ.get("PYTHONPATH", "")
-        folders = dict.fromkeys([os.fspath(_INJECTED), *(before.split(os.pathsep) if before else ())])
+        place = place or Place()
+        first = [os.fspath(INJECTED), *place.packages]
+        folders = dict.fromkeys([*first, *(before.split(os.pathsep) if before else ())])
         own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
-        code = _run(words, {**os.environ, **own}, look)
+        code = _run(words, {**os.environ, **own}, look, place)
         try:
             failed, left = session / ".failed", session.glob(f"{_IMPORTED}*")
             return Launched(
@@ -155,12 +166,14 @@ def _python() -> str:
     return sys.executable
 
 
-def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+def _run(words: list[str], environment: dict[str, str], look: Callable[[], None], place: Place) -> int:
     """Run the program, forward signals to it, and return its code."""
     try:
         if hasattr(signal, "sigtimedwait"):  # on Linux
-            return _run_with_signals(words, environment, look)
-        process = subprocess.Popen(words, env=environment, close_fds=False)  # noqa: S603  what the user asked for
+            return _run_with_signals(words, environment, look, place)
+        process = subprocess.Popen(  # noqa: S603  what the user asked for
+            words, env=environment, close_fds=False, cwd=place.folder, stdout=place.output
+        )
     except OSError as error:
         raise BadInput(f"cannot be run: {error.strerror or error}", where=words[0]) from error
     with suppress(ValueError):  # not in the main thread
@@ -174,7 +187,9 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
             continue  # the terminal has also sent it to the training
 
 
-def _run_with_signals(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+def _run_with_signals(
+    words: list[str], environment: dict[str, str], look: Callable[[], None], place: Place
+) -> int:
     numbers = [getattr(signal, name) for name in _SENT_ON]
     expected = {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
     awaited = {*expected, signal.SIGCHLD, signal.SIGALRM}
@@ -194,7 +209,14 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
     signal.setitimer(signal.ITIMER_REAL, _BETWEEN_LOOKS_SECONDS, _BETWEEN_LOOKS_SECONDS)
     try:
         # Open descriptors are inherited by the training.
-        process = subprocess.Popen(words, env=environment, preexec_fn=prepare, close_fds=False)  # noqa: S603, PLW1509  one thread
+        process = subprocess.Popen(  # noqa: S603  what the user asked for
+            words,
+            env=environment,
+            preexec_fn=prepare,  # noqa: PLW1509  one thread
+            close_fds=False,
+            cwd=place.folder,
+            stdout=place.output,
+        )
         while process.poll() is None:
             arrived = signal.sigwaitinfo(awaited)
             if arrived.si_signo == signal.SIGALRM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
+import time
 import traceback
 import weakref
 from _thread import get_ident
@@ -64,6 +65,7 @@ class EndedStep(Struct):
     rows: int
     loss: float | Tensor | None
     profiler: profile | None  # set if the step was profiled
+    processor_ns: int  # that the process used for it, on all its threads
 
 
 class Recording:
@@ -94,6 +96,7 @@ class Recording:
         self.on_failure: Callable[[Exception], None] | None = None
         self.on_model: Callable[[Module], None] | None = None  # called for each detected model
         self._warmup = warmup
+        self._processor_ns = time.process_time_ns()  # when the current step began
         self._patches = patches.Patches()
         self._patches_without_optimizer = patches.Patches()
         self._undo: list[Callable[[], None]] = []
@@ -260,9 +263,18 @@ class Recording:
         loss: float | Tensor | None = None,
     ) -> None:
         tokens, rows = counted
+        now_ns = time.process_time_ns()
         self._pending.append(
-            EndedStep(edges=edges, tokens=tokens, rows=rows, loss=_readable_later(loss), profiler=profiler)
+            EndedStep(
+                edges=edges,
+                tokens=tokens,
+                rows=rows,
+                loss=_readable_later(loss),
+                profiler=profiler,
+                processor_ns=now_ns - self._processor_ns,
+            )
         )
+        self._processor_ns = now_ns
         self.ended += 1
         self._add_done_steps()
         is_first = self._warmup <= 0 and self.contention is None and self.timeline.live
@@ -273,6 +285,7 @@ class Recording:
             self.window.open_if_due(self.ended, self._device)
         if is_first or profiler is not None or self.window.is_open:
             self.timeline.restart_step()
+            self._processor_ns = time.process_time_ns()
         if self.on_step is not None:
             self.on_step(self.ended)
 
@@ -511,6 +524,7 @@ class Recording:
         if ended.loss is not None:
             self.add_loss(float(ended.loss))
         step.tokens, step.rows = ended.tokens, ended.rows
+        step.processor.add(ended.processor_ns)
         if ended.profiler is not None:
             self.counts["profiled_steps"] += 1
             self._warmup -= 1

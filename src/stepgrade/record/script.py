@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -126,6 +127,11 @@ def record_here(session: str) -> None:
     options = json.loads(Path(session, OPTIONS).read_bytes())
     from stepgrade.record.patches import without_ours  # needs torch
 
+    if (beside := options.pop("beside", None)) is not None:  # a module that watches the training too
+        plan = options.pop("plan")
+        import_module(beside).begin(session, plan)
+        if not plan["is_recorded"]:
+            return
     ScriptRecorder(session, **options).start()
     shown = sys.excepthook
 

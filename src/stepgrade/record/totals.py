@@ -64,6 +64,7 @@ class Totals:
         self.backward_ns: dict[int, int] = defaultdict(int)
         self.recompute_ns: dict[int, int] = defaultdict(int)
         self.samples = Samples()
+        self.processor = Samples()
 
     def add(self, other: Totals) -> None:
         """Add a step, or the steps of another sum in order."""
@@ -73,6 +74,8 @@ class Totals:
         self.rows += other.rows
         for wall_ns in other.samples.kept_ns:
             self.samples.add(wall_ns)
+        for processor_ns in other.processor.kept_ns:
+            self.processor.add(processor_ns)
         for sums, parts in (
             (self.phases_ns, other.phases_ns),
             (self.forward_ns, other.forward_ns),

@@ -1,0 +1,128 @@
+"""Edit a call in a Python source: keywords set where the call is, everything else as it was."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable
+
+from stepgrade.fix.changes import Edit
+
+
+class CannotEdit(Exception):
+    """Why a change cannot be written at its place."""
+
+
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """Return the source after the edits, last line first; raise CannotEdit."""
+    for edit in sorted(edits, key=lambda edit: edit.site.line, reverse=True):
+        call = _call_at(text, edit)
+        text = _with_line(text, call, edit.line) if edit.line else _with_keywords(text, call, edit)
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise CannotEdit(f"line {error.lineno} would not be Python") from error
+    return text
+
+
+def diff_of(before: str, after: str, name: str) -> str:
+    """Return a unified diff of a file."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _call_at(text: str, edit: Edit) -> ast.Call:
+    """Return the call that the recording saw; refuse when it is not the only one of its name at that line."""
+    site = edit.site
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise CannotEdit("it is not Python") from error
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= site.line <= (node.end_lineno or node.lineno)
+        and ast.unparse(node.func).rpartition(".")[2] == site.call
+    ]
+    if len(found) != 1:
+        raise CannotEdit(f"line {site.line} does not call {site.call} once by that name")
+    if any(keyword.arg is None for keyword in found[0].keywords):
+        raise CannotEdit(f"line {site.line} passes keywords on with **")
+    return found[0]
+
+
+def _offset(lines: list[str], line: int, column: int) -> int:
+    """Return the position in the text of a line and a column in bytes."""
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def _with_keywords(text: str, call: ast.Call, edit: Edit) -> str:
+    """Set keywords of a call; "" is its first argument."""
+    lines = text.splitlines(keepends=True)
+    there = {keyword.arg: keyword.value for keyword in call.keywords}
+    changes: list[tuple[int, int, str]] = []
+    added: list[str] = []
+    for name, value in edit.keywords.items():
+        old = call.args[0] if not name and call.args else there.get(name)
+        if old is not None:
+            start = _offset(lines, old.lineno, old.col_offset)
+            end = _offset(lines, old.end_lineno or 0, old.end_col_offset or 0)
+            changes.append((start, end, repr(value)))
+        else:
+            added.append(f"{name}={value!r}")
+    if added:
+        changes.append(_appended(text, lines, call, ", ".join(added)))
+    for start, end, new in sorted(changes, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _appended(text: str, lines: list[str], call: ast.Call, added: str) -> tuple[int, int, str]:
+    """Return where new keywords go: behind the last argument, on a line of their own if that one has one."""
+    close = _offset(lines, call.end_lineno or 0, call.end_col_offset or 0) - 1
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if not arguments:
+        return close, close, added
+    last = max(arguments, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0))
+    end = _offset(lines, last.end_lineno or 0, last.end_col_offset or 0)
+    while text[end] == ")" and end < close:  # of an argument in brackets
+        end += 1
+    rest = text[end:close]
+    comma = rest.find(",")
+    has_comma = comma >= 0 and not rest[:comma].strip()
+    is_alone = last.lineno > call.lineno and not lines[last.lineno - 1][: last.col_offset].strip()
+    if has_comma and "\n" in rest:
+        indent = lines[last.lineno - 1][: len(lines[last.lineno - 1]) - len(lines[last.lineno - 1].lstrip())]
+        return end + comma + 1, end + comma + 1, f"\n{indent}{added}," if is_alone else f" {added},"
+    return end, end + (comma + 1 if has_comma else 0), f", {added}"
+
+
+def _with_line(text: str, call: ast.Call, line: str) -> str:
+    """Put a line before the statement that makes the optimizer of `EXPRESSION.parameters()`."""
+    first = call.args[0] if call.args else None
+    is_plain = (
+        isinstance(first, ast.Call)
+        and isinstance(first.func, ast.Attribute)
+        and first.func.attr == "parameters"
+    )
+    if not is_plain or not isinstance(first, ast.Call) or not isinstance(first.func, ast.Attribute):
+        raise CannotEdit("the optimizer is not made of one model's parameters()")
+    lines = text.splitlines(keepends=True)
+    statement = next(
+        node
+        for node in sorted(
+            (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)),
+            key=lambda node: -node.lineno,
+        )
+        if node.lineno <= call.lineno <= (node.end_lineno or 0)
+    )
+    start = _offset(lines, statement.lineno, 0)
+    indent = lines[statement.lineno - 1][: statement.col_offset]
+    if indent.strip():
+        raise CannotEdit(f"line {statement.lineno} holds another statement before it")
+    return f"{text[:start]}{indent}{line.format(model=ast.unparse(first.func.value))}\n{text[start:]}"

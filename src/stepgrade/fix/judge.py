@@ -1,0 +1,202 @@
+"""Whether a change did the same work, and what it gained: from trials that ran in turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stepgrade.compare.noise import critical
+from stepgrade.errors import NotMeasured
+from stepgrade.fix.changes import Equality
+from stepgrade.fix.trial import WARMUP, Trial, Witnessed
+from stepgrade.model.fix import Gain, Loss
+from stepgrade.statistics import mean
+from stepgrade.units import show_bytes, show_share
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
+_LEVEL = 0.05  # of all looks at the growing number of rounds together
+_LEAST_SPREAD = 0.005  # of a pair: fewer pairs than this can show are no proof of less noise
+# Relative differences of a loss that are allowed: at the first step, and later, when rounding has grown.
+_FIRST: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-3, "tolerance": 2e-2}
+_LATER: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-2, "tolerance": 5e-2}
+_MOST_MEMORY = 1.10  # of the base's peak
+
+
+class Sameness(Struct, frozen=True, kw_only=True):
+    """Whether the work was the same; `problem` says what differs, None if nothing does.
+
+    Where something cannot be compared, `is_known` is False.
+    """
+
+    problem: str | None
+    loss: Loss
+    is_known: bool = True
+
+
+class Base(Struct, frozen=True, kw_only=True):
+    """What the unchanged script does: twice with the same seed, once with another."""
+
+    one: Trial
+    other: Trial
+    seeded: Trial | None
+
+    def check(self) -> None:
+        """Raise NotMeasured if there is nothing to compare with."""
+        for trial in (self.one, self.other):
+            if not trial.ranks or any(len(rank.steps) < WARMUP + 3 for rank in trial.ranks):
+                problem = "the unchanged script takes too few steps to be compared"
+                raise NotMeasured(problem, hint="let it train longer")
+            if trial.code:
+                problem = f"the unchanged script ends with code {trial.code}: {trial.said}"
+                raise NotMeasured(problem, hint="fix that first")
+
+    @property
+    def repeats(self) -> bool:
+        """Tell whether the unchanged script does the same bits twice."""
+        return all(
+            losses_of(first) == losses_of(second) and first.weights == second.weights
+            for first, second in zip(self.one.ranks, self.other.ranks, strict=True)
+        )
+
+    def band(self, equality: Equality) -> float:
+        """Return the relative difference of losses that is allowed: never more than another seed makes."""
+        own, seeded = _largest(self.one, self.other) or 0.0, None
+        if self.seeded is not None:
+            seeded = _largest(self.one, self.seeded)
+        return max(own, min(_LATER[equality], seeded or math.inf))
+
+
+def losses_of(seen: Witnessed) -> list[float | None]:
+    """Return every loss, in order."""
+    return [loss for step in seen.steps for loss in step.losses]
+
+
+def gain_of(base_ms: Sequence[float], changed_ms: Sequence[float], looks: int) -> Gain:
+    """Return what was saved in the rounds so far; the interval holds for all looks together."""
+    logs = [math.log(after / before) for before, after in zip(base_ms, changed_ms, strict=True)]
+    middle, count = mean(logs), len(logs)
+    spread = math.sqrt(sum((log - middle) ** 2 for log in logs) / max(1, count - 1))
+    reach = critical(_LEVEL / looks, max(1, count - 1)) * max(spread, _LEAST_SPREAD) / math.sqrt(count)
+    low, high = (-math.expm1(min(middle + way * reach, 50.0)) for way in (1.0, -1.0))
+    return Gain(gain=-math.expm1(middle), low=low, high=high, rounds=count)
+
+
+def same_work(base: Base, changed: Trial, equality: Equality) -> Sameness:
+    """Compare what a changed trial did with the unchanged one, rank by rank and step by step."""
+    unknown = Loss(compared=0, max_relative=None, allowed=0.0)
+    if changed.code != base.one.code:
+        said = f": {changed.said}" if changed.said else ""
+        return Sameness(problem=f"it ended with code {changed.code}, not {base.one.code}{said}", loss=unknown)
+    if len(changed.ranks) != len(base.one.ranks):
+        return Sameness(
+            problem=f"{len(changed.ranks)} processes trained, not {len(base.one.ranks)}", loss=unknown
+        )
+    band, furthest = base.band(equality), _largest(base.one, changed)
+    compared = sum(len(losses_of(rank)) for rank in base.one.ranks)
+    loss = Loss(compared=compared, max_relative=furthest, allowed=band)
+    problem = next(
+        (
+            problem
+            for before, after in zip(base.one.ranks, changed.ranks, strict=True)
+            if (problem := _difference(before, after))
+        ),
+        None,
+    ) or _drift(base, changed, equality, loss)
+    if problem is None and changed.files != base.one.files:
+        names = sorted(changed.files ^ base.one.files)
+        problem = f"other files were written: {names[0]}" if names else None
+    is_known = compared > 0 and furthest is not None
+    return Sameness(problem=problem, loss=loss, is_known=is_known)
+
+
+def _difference(before: Witnessed, after: Witnessed) -> str | None:
+    """Return what a process did differently, beside its figures."""
+    if len(after.steps) != len(before.steps):
+        return f"{len(after.steps)} steps, not {len(before.steps)}"
+    for number, (one, other) in enumerate(zip(before.steps, after.steps, strict=True), 1):
+        for name, what in (
+            ("backwards", "backward passes"),
+            ("updates", "optimizer updates"),
+            ("gradients", "weights with a gradient"),
+        ):
+            if getattr(one, name) != getattr(other, name):
+                return f"step {number} has {getattr(other, name)} {what}, not {getattr(one, name)}"
+    unlike = {
+        "other numbers of batches were read": after.batches != before.batches,
+        "the batches have other shapes": after.shapes != before.shapes,
+        "the batches hold other data": after.digests != before.digests,
+    }
+    if any(unlike.values()):
+        return next(problem for problem, is_so in unlike.items() if is_so)
+    if (after.peak_bytes or 0.0) > _MOST_MEMORY * (before.peak_bytes or math.inf):
+        sizes = [show_bytes(one.peak_bytes or 0.0) for one in (after, before)]
+        return f"it takes {sizes[0]} of memory, not {sizes[1]}"
+    return None
+
+
+def _drift(base: Base, changed: Trial, equality: Equality, loss: Loss) -> str | None:
+    """Return how the figures of the training differ, if more than they may."""
+    for before, after in zip(base.one.ranks, changed.ranks, strict=True):
+        if equality == "exact" and base.repeats:
+            if losses_of(before) != losses_of(after):
+                return "the losses are not the same bits"
+            if before.weights != after.weights:
+                return "the weights at the end are not the same bits"
+        first = next((_relative(*pair) for pair in _pairs(before, after)), 0.0)
+        if first > max(_FIRST[equality], base.band("exact")):
+            return f"the first loss is {show_share(first)} off"
+        moved = _moved(before, after)
+        if moved is not None and moved > 0.5:
+            return f"the weights end {show_share(moved)} of their way elsewhere"
+    if loss.max_relative is None or loss.max_relative <= loss.allowed:
+        return None
+    return f"a loss is {show_share(loss.max_relative)} off; {show_share(loss.allowed)} is allowed"
+
+
+def _pairs(before: Witnessed, after: Witnessed) -> list[tuple[float, float]]:
+    return [
+        (a, b)
+        for a, b in zip(losses_of(before), losses_of(after), strict=False)
+        if a is not None and b is not None
+    ]
+
+
+def _relative(before: float, after: float) -> float:
+    return abs(after - before) / max(abs(before), abs(after), 1e-12)
+
+
+def _largest(one: Trial, other: Trial) -> float | None:
+    """Return the largest relative difference of a loss; None if there is none, or one that is not finite."""
+    found = list[float]()
+    for before, after in zip(one.ranks, other.ranks, strict=False):
+        losses = losses_of(before)
+        if None in losses or None in losses_of(after) or not losses:
+            return None
+        found += [_relative(*pair) for pair in _pairs(before, after)]
+    return max(found, default=None)
+
+
+def _moved(before: Witnessed, after: Witnessed) -> float | None:
+    """Return how far two trainings ended from each other, as a share of how far the first one went."""
+    if before.first_weights is None or len(before.last_weights) != len(after.last_weights):
+        return None
+    flat = [
+        (first, one, other)
+        for starts, ones, others in zip(
+            before.first_weights, before.last_weights, after.last_weights, strict=True
+        )
+        for first, one, other in zip(starts, ones, others, strict=False)
+    ]
+    if any(None in row for row in flat):
+        return None
+    rows = [(a or 0.0, b or 0.0, c or 0.0) for a, b, c in flat]
+    went = math.sqrt(sum((b - a) ** 2 for a, b, _ in rows))
+    apart = math.sqrt(sum((c - b) ** 2 for _, b, c in rows))
+    return apart / went if went else None
+
+
+def step_ms(trial: Trial) -> float:
+    """Return the time of a step: that of the slowest rank."""
+    return max(rank.step_ms for rank in trial.ranks)

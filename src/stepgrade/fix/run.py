@@ -1,0 +1,416 @@
+"""Record a script, try what its findings suggest in turns with the unchanged script, and judge."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stepgrade.errors import NotMeasured
+from stepgrade.files import scratch_folder
+from stepgrade.fix.changes import CHANGES, ScriptChange, Seen, Way, cores_here
+from stepgrade.fix.edit import CannotEdit, diff_of, edited
+from stepgrade.fix.judge import Base, Sameness, gain_of, same_work, step_ms
+from stepgrade.fix.trial import WARMUP, Bench, Trial, TrialPlan, files_of
+from stepgrade.grading import score
+from stepgrade.loading import load
+from stepgrade.model.fix import BaseRun, FixReport, Gain, Predicted, Together, Try, Verdict
+from stepgrade.model.notes import Note
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.record.launch import command_line
+from stepgrade.statistics import mean, median
+from stepgrade.units import show_share
+
+# The rounds after which a change is judged; the interval allows for all of these looks.
+LOOKS = (3, 4, 6, 8, 12)
+_RECORDED_STEPS, _RECORDED_S = 60, 20.0
+_MEASURED_S = 4.0  # of steps in a trial
+_LEAST_MEASURED, _MOST_MEASURED = 10, 200
+_FOR_TOGETHER = 0.35  # of the budget
+Say = Callable[[str], None]
+
+
+class _Candidate(Struct, kw_only=True):
+    """A change that is being tried, and its rounds so far."""
+
+    change: ScriptChange
+    settings: dict[str, Any]
+    edited: dict[str, str] | None = None
+    base_ms: list[float] = []
+    ms: list[float] = []
+    sameness: Sameness | None = None
+    verdict: Verdict | None = None
+    why: str = ""
+
+    @property
+    def gain(self) -> Gain | None:
+        """Return what it gained so far, once there are enough rounds."""
+        return gain_of(self.base_ms, self.ms, len(LOOKS)) if len(self.ms) >= LOOKS[0] else None
+
+    def leave_open(self) -> None:
+        """Say that the rounds did not decide, and what would."""
+        seen, self.verdict = self.gain, "cannot_tell"
+        found = (
+            f" ({show_share(seen.low)} to {show_share(seen.high)} after {seen.rounds} rounds)" if seen else ""
+        )
+        self.why = f"not decided{found}; a larger budget or a quieter machine would tell"
+
+
+class Tried(Struct, frozen=True, kw_only=True):
+    """What the trials of one command share."""
+
+    bench: Bench
+    plan: TrialPlan
+    base: Base
+    base_ms: list[float]
+    processor_ms: list[float]
+    least_gain: float
+    say: Say
+
+    def in_turns(self, candidates: Sequence[_Candidate], until: float) -> None:
+        """Run the unchanged script and each undecided candidate once a round, until all are decided.
+
+        Every second round runs in the opposite order, so that a machine that gets slower favours nobody.
+        """
+        for number in range(1, LOOKS[-1] + 1):
+            waiting = [one for one in candidates if one.verdict is None]
+            began = time.monotonic()
+            if not waiting or began > until:
+                break
+            self.take_turn(number, waiting)
+            if time.monotonic() + (time.monotonic() - began) > until:
+                break
+        for one in candidates:
+            if one.verdict is None:
+                one.leave_open()
+
+    def take_turn(self, number: int, waiting: Sequence[_Candidate]) -> None:
+        """Run one round, and judge what is decided by it."""
+        turn: list[_Candidate | None] = [None, *waiting]
+        times: dict[int, float] = {}
+        for one in turn if number % 2 else reversed(turn):
+            name = "the unchanged script" if one is None else one.change.name
+            self.say(f"round {number} of at most {LOOKS[-1]}: {name}")
+            trial = self.run({} if one is None else one.settings, None if one is None else one.edited)
+            if one is None:
+                self.base_ms.append(step_ms(trial))
+                self.processor_ms.append(trial.ranks[0].processor_ms)
+            elif self.is_same(one, trial):
+                times[id(one)] = step_ms(trial)
+        for one in waiting:
+            if one.verdict is None:
+                one.base_ms.append(self.base_ms[-1])
+                one.ms.append(times[id(one)])
+                self.decide(one)
+
+    def run(self, settings: dict[str, Any], texts: dict[str, str] | None = None) -> Trial:
+        """Run one trial."""
+        return self.bench.run(structs.replace(self.plan, settings=settings), texts)
+
+    def is_same(self, one: _Candidate, trial: Trial) -> bool:
+        """Judge the work of a trial, and reject the candidate if it differs."""
+        found = same_work(self.base, trial, one.change.equality)
+        if one.sameness is None or found.problem is not None:
+            one.sameness = found
+        if one.settings and trial.ranks and not trial.ranks[0].applied:
+            one.verdict, one.why = "does_not_apply", "the script never made the call in the trial"
+        elif found.problem is not None:
+            one.verdict, one.why = "rejected", f"not the same work: {found.problem}"
+        elif not found.is_known:
+            one.verdict, one.why = (
+                "cannot_tell",
+                "no finite losses were seen: nothing shows that the work is the same",
+            )
+        return one.verdict is None
+
+    def decide(self, one: _Candidate) -> None:
+        """Accept or reject a candidate if its interval decides."""
+        gain = one.gain
+        if gain is None or gain.rounds not in LOOKS:
+            return
+        if gain.low > self.least_gain:
+            one.verdict, one.why = "accepted", "faster, and the same work"
+        elif gain.high < self.least_gain:
+            one.verdict = "rejected"
+            one.why = "slower" if gain.high < 0.0 else f"saves less than {show_share(self.least_gain)}"
+
+
+def try_fixes(
+    command: Sequence[str],
+    *,
+    as_module: bool = False,
+    budget_s: float = 600.0,
+    allow: Collection[str] = (),
+    least_gain: float = 0.02,
+    say: Say = lambda _: None,
+) -> FixReport:
+    """Try the changes that a recording of the command suggests; the command's own files stay as they are.
+
+    Raise NotMeasured when the command does not train, or too briefly.
+    """
+    began = time.monotonic()
+    words, folder = tuple(command_line(command, as_module=as_module)), os.getcwd()
+    words = tuple(
+        os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word for word in words
+    )
+    before = _stamps(folder)
+    with scratch_folder() as scratch:
+        bench = Bench(words=words, folder=folder, scratch=scratch, deadline=began + 2.0 * budget_s)
+        say("recording the unchanged script")
+        seen, plan = look(bench)
+        candidates, tries, ways = choose(seen, frozenset(allow))
+        say("the unchanged script, twice, and once with another seed")
+        one, other = bench.run(plan), bench.run(plan)
+        base = Base(one=one, other=other, seeded=bench.run(structs.replace(plan, other_seed=True)))
+        base.check()
+        tried = Tried(
+            bench=bench,
+            plan=plan,
+            base=base,
+            base_ms=[step_ms(one), step_ms(other)],
+            processor_ms=[trial.ranks[0].processor_ms for trial in (one, other)],
+            least_gain=least_gain,
+            say=say,
+        )
+        tried.in_turns(candidates, began + (1.0 - _FOR_TOGETHER) * budget_s)
+        tries = [*(_outcome(each, seen, ways[each.change.name], folder) for each in candidates), *tries]
+        together, texts = _together(
+            tried, [each for each in candidates if each.verdict == "accepted"], ways, began + budget_s
+        )
+    written = sorted(name for name, stamp in _stamps(folder).items() if before.get(name) != stamp)
+    notes = [Note("wrote_here", f"trials wrote {name} in the folder itself") for name in written[:3]]
+    if not base.repeats:
+        notes.append(
+            Note(
+                "not_repeatable",
+                "two runs of the unchanged script differ in their bits; exact changes may differ as much",
+            )
+        )
+    return FixReport(
+        command=tuple(command),
+        base=BaseRun(
+            step_ms=median(tried.base_ms),
+            processor_ms=median(tried.processor_ms),
+            steps=len(one.ranks[0].steps),
+            trials=len(tried.base_ms),
+            noise=stdev(tried.base_ms) / mean(tried.base_ms),
+            grade=seen.card.grade,
+            bottleneck=seen.card.bottleneck,
+            is_repeatable=base.repeats,
+        ),
+        tries=tuple(tries),
+        together=together,
+        seconds=time.monotonic() - began,
+        edits=texts,
+        notes=tuple(notes),
+    )
+
+
+def look(bench: Bench) -> tuple[Seen, TrialPlan]:
+    """Record the script briefly; return what was seen, and how many steps a trial takes.
+
+    All of a short script, some seconds' worth of a long one.
+    """
+    plan = TrialPlan(steps=_RECORDED_STEPS, seconds=_RECORDED_S, least_steps=2 * WARMUP + 4, is_recorded=True)
+    trial = bench.run(plan)
+    said = f": {trial.said}" if trial.said else ""
+    if not trial.ranks or not trial.recording:
+        text = f"no step of a torch optimizer was seen; the script ended with code {trial.code}{said}"
+        raise NotMeasured(text)
+    if trial.code:
+        raise NotMeasured(f"the script ends with code {trial.code}{said}", hint="fix that first")
+    witness = trial.ranks[0]
+    natural = len(witness.steps) if witness.how == "ended" else None
+    if natural is not None and natural < WARMUP + 3:
+        raise NotMeasured(
+            f"the script takes {natural} steps; {WARMUP + 3} are needed", hint="let it train longer"
+        )
+    card: Scorecard = score(load(*trial.recording))
+    seen = Seen(card=card, witness=witness, cores=max(1, cores_here() // witness.world_size))
+    wanted = math.ceil(_MEASURED_S * 1e3 / witness.step_ms)
+    steps = WARMUP + min(_MOST_MEASURED, max(_LEAST_MEASURED, wanted))
+    # Room for one more, so that a script that ends there does so by itself.
+    return seen, TrialPlan(steps=steps if natural is None or natural > 2 * steps else natural + 1)
+
+
+def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Try], dict[str, Way]]:
+    """Return the changes to try, what is said of those that cannot be tried, and the ways."""
+    candidates, others, ways = list[_Candidate](), list[Try](), dict[str, Way]()
+    for change in CHANGES:
+        if not change.is_chosen(seen.card):
+            continue
+        way = change.way(seen)
+        if isinstance(way, Way):
+            ways[change.name] = way
+            if change.allow in ("", *allow):
+                candidates.append(_Candidate(change=change, settings={way.patch: way.settings}))
+                continue
+        if not change.rules:  # nothing asked for it
+            continue
+        verdict: Verdict = "does_not_apply" if isinstance(way, str) else "not_tried"
+        finding = next(one for one in seen.card.findings if one.rule in change.rules.split())
+        why = (
+            way
+            if isinstance(way, str)
+            else f"it changes the {change.allow}, which was not allowed"
+            if change.allow
+            else finding.remedy
+        )
+        others.append(
+            _try(change, seen, verdict, why, how=way.how if isinstance(way, Way) else "", where=finding.where)
+        )
+    return candidates, others, ways
+
+
+def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: Any) -> Try:
+    found = [one for one in seen.card.findings if one.rule in change.rules.split()]
+    predicted = (
+        Predicted(low=max(one.gain_low for one in found), high=max(one.gain_high for one in found))
+        if found
+        else None
+    )
+    return Try(
+        change=change.name,
+        what=change.what,
+        verdict=verdict,
+        why=why,
+        breaks=change.breaks,
+        predicted=predicted,
+        **more,
+    )
+
+
+def _outcome(one: _Candidate, seen: Seen, way: Way, folder: str) -> Try:
+    """Return what came of a candidate."""
+    site = way.edit.site if way.edit is not None else None
+    texts: dict[str, str] = {}
+    if way.edit is not None:
+        texts = _texts(folder, [way])[0]
+    sameness = one.sameness
+    return _try(
+        one.change,
+        seen,
+        one.verdict or "cannot_tell",
+        one.why,
+        how=way.how,
+        where=None if site is None else f"{os.path.relpath(site.file, folder)}:{site.line}",
+        measured=one.gain,
+        same_work=None if sameness is None or not sameness.is_known else sameness.problem is None,
+        loss=None if sameness is None else sameness.loss,
+        diff=_diff(folder, texts),
+    )
+
+
+def _texts(folder: str, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
+    """Return the new text of each file that edits change, and the ways that could be written."""
+    texts, done = dict[str, str](), list[Way]()
+    kept: dict[str, list[Way]] = {}
+    for way in ways:
+        path = "" if way.edit is None else way.edit.site.file
+        if not path.startswith(folder + os.sep) or os.path.islink(path) or not os.access(path, os.W_OK):
+            continue  # not the user's own
+        name = os.path.relpath(path, folder)
+        before = Path(folder, name).read_text(encoding="utf-8")
+        try:  # from the pristine text each time, so that lines stay where they were seen
+            new = edited(
+                before, [other.edit for other in (*kept.get(name, ()), way) if other.edit is not None]
+            )
+        except CannotEdit:
+            continue
+        kept.setdefault(name, []).append(way)
+        texts[name] = new
+        done.append(way)
+    return texts, done
+
+
+def _diff(folder: str, texts: dict[str, str]) -> str | None:
+    diffs = [
+        diff_of(Path(folder, name).read_text(encoding="utf-8"), text, name)
+        for name, text in sorted(texts.items())
+    ]
+    return "".join(diffs) or None
+
+
+def _together(
+    tried: Tried, accepted: Sequence[_Candidate], ways: dict[str, Way], until: float
+) -> tuple[Together | None, dict[str, str]]:
+    """Measure the accepted changes at once, drop what does not help there, and run the edited script."""
+    if not accepted:
+        return None, {}
+    kept, dropped = list(accepted), list[str]()
+    joined = _joined(kept)
+    if len(kept) > 1:
+        tried.in_turns([joined], until)
+        for one in sorted(kept, key=lambda each: each.gain.gain if each.gain else 0.0)[:-1]:
+            rest = _joined([each for each in kept if each is not one])
+            tried.in_turns([rest], until)
+            is_as_good = (
+                rest.verdict == "accepted"
+                and bool(rest.ms)
+                and mean(rest.ms) <= mean(joined.ms or [math.inf])
+            )
+            if is_as_good or joined.verdict != "accepted":
+                kept.remove(one)
+                dropped.append(one.change.name)
+                joined = rest
+    else:
+        joined = kept[0]
+    gain = joined.gain
+    if gain is None or joined.verdict != "accepted":
+        return None, {}
+    texts, done = _texts(tried.bench.folder, [ways[one.change.name] for one in kept])
+    names = tuple(one.change.name for one in kept if ways[one.change.name] in done)
+    written: Gain | None = None
+    if texts:
+        as_written = structs.replace(_joined(kept), settings={}, edited=texts)
+        tried.say("the edited script, without any change at run time")
+        tried.in_turns([as_written], until)
+        written = as_written.gain if as_written.verdict == "accepted" else None
+    together = Together(
+        changes=tuple(one.change.name for one in kept),
+        step_ms=mean(joined.ms),
+        measured=gain,
+        same_work=joined.sameness is not None and joined.sameness.problem is None,
+        dropped=tuple(dropped),
+        diff=_diff(tried.bench.folder, texts),
+        written=written,
+        written_changes=names if written is not None else (),
+    )
+    return together, texts if written is not None else {}
+
+
+def _joined(candidates: Sequence[_Candidate]) -> _Candidate:
+    """Return several changes as one; its results may differ as much as those of the least exact one."""
+    order = ("exact", "rounding", "tolerance")
+    settings: dict[str, Any] = {}
+    for one in candidates:
+        for patch, value in one.settings.items():
+            before = settings.get(patch)
+            if isinstance(value, dict) and isinstance(before, dict):  # keywords of one call too
+                keywords = {**before.get("keywords", {}), **value.get("keywords", {})}
+                settings[patch] = before | value | ({"keywords": keywords} if keywords else {})
+            else:
+                settings[patch] = value
+    loosest = max((one.change for one in candidates), key=lambda change: order.index(change.equality))
+    return _Candidate(
+        change=structs.replace(loosest, name=" + ".join(one.change.name for one in candidates)),
+        settings=settings,
+    )
+
+
+def _stamps(folder: str) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of each file of the folder."""
+    found = {}
+    for name in files_of(folder, {".venv", "venv"}):
+        try:
+            status = os.lstat(os.path.join(folder, name))
+        except OSError:
+            continue
+        found[name] = (status.st_size, status.st_mtime_ns)
+    return found

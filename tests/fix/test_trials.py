@@ -1,0 +1,194 @@
+"""Trials of a real training: each change reaches the call that it is for, and work that is left out is seen."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepgrade.fix.judge import Base, Sameness, losses_of, same_work
+from stepgrade.fix.trial import Bench, Trial, TrialPlan
+from tests.conftest import ROOT
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+STEPS = 16
+TRAINING = (HERE / "training.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder, scratch = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("scratch")
+    shutil.copy(HERE / "training.py", folder / "train.py")
+    (folder / "data.txt").write_text("mine")
+    words = (sys.executable, str(folder / "train.py"), "--rate", "0.01")
+    yield Bench(words=words, folder=str(folder), scratch=str(scratch), deadline=time.monotonic() + 3600)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "data.txt",
+        "train.py",
+    ]  # whatever the trials wrote is gone
+    assert not list(scratch.glob("trial-*/project*"))
+
+
+@pytest.fixture(scope="module")
+def base(bench: Bench) -> Base:
+    one, other, seeded = (bench.run(TrialPlan(steps=STEPS, other_seed=seed)) for seed in (False, False, True))
+    assert [len(trial.ranks[0].steps) for trial in (one, other, seeded)] == [STEPS] * 3
+    return Base(one=one, other=other, seeded=seeded)
+
+
+def with_setting(bench: Bench, **settings: Any) -> Trial:
+    return bench.run(TrialPlan(steps=STEPS, settings=settings))
+
+
+def test_the_unchanged_training_repeats_and_another_seed_does_not(base: Base) -> None:
+    assert base.repeats
+    assert base.seeded is not None
+    assert losses_of(base.seeded.ranks[0]) != losses_of(base.one.ranks[0])
+    assert 0.0 < base.band("tolerance") < math.inf
+
+
+def test_the_witness_sees_what_the_script_calls(base: Base) -> None:
+    seen = base.one.ranks[0]
+    text = TRAINING.splitlines()
+    for site in seen.sites:
+        if site.file:
+            assert site.call in text[site.line - 1], site
+            assert site.file.endswith("project0/train.py")
+    calls = {site.call for site in seen.sites}
+    assert calls == {
+        "DataLoader",
+        "AdamW",
+        "zero_grad",
+        "checkpoint",
+        "set_detect_anomaly",
+        "set_num_threads",
+        "collect",
+        "model",
+    }
+    assert seen.batches == {"Points": STEPS}
+    assert {step.backwards for step in seen.steps} == {1}
+    assert seen.how == "stopped"
+
+
+def test_a_training_that_ends_by_itself_leaves_its_files(bench: Bench) -> None:
+    trial = bench.run(TrialPlan(steps=1000))
+    assert trial.files == {"model.pt"}
+    assert trial.ranks[0].how == "ended"
+    assert len(trial.ranks[0].steps) == 24
+
+
+EXACT: dict[str, Any] = {
+    "loader": {"keywords": {"num_workers": 2, "prefetch_factor": 4}},
+    "zero_grad": True,
+    "checkpointing": True,
+    "anomaly": True,
+    "collecting": True,
+}
+
+
+@pytest.mark.parametrize("name", [*EXACT, "cached"])
+def test_an_exact_change_leaves_every_bit(bench: Bench, base: Base, name: str) -> None:
+    site = next(site for site in base.one.ranks[0].sites if site.call == "DataLoader")
+    setting = EXACT.get(name, {"cached": True})
+    setting = setting | {"place": site.place} if isinstance(setting, dict) else setting
+    trial = with_setting(bench, **{"loader" if name == "cached" else name: setting})
+    assert trial.ranks[0].applied
+    found = same_work(base, trial, "exact")
+    assert found.problem is None
+    assert found.is_known
+
+
+def test_workers_that_stay_shuffle_otherwise(bench: Bench, base: Base) -> None:
+    """Which is why they are no part of the change: the second epoch draws one number less."""
+    site = next(site for site in base.one.ranks[0].sites if site.call == "DataLoader")
+    keywords = {"num_workers": 2, "persistent_workers": True}
+    found = same_work(base, with_setting(bench, loader={"place": site.place, "keywords": keywords}), "exact")
+    assert found.problem == "the losses are not the same bits"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": {"keywords": {"fused": True}}},
+        {"threads": 2},
+        {"model": {"channels_last": True}},
+    ],
+    ids=str,
+)
+def test_a_change_of_rounding_is_the_same_work(bench: Bench, base: Base, settings: dict[str, Any]) -> None:
+    if "optimizer" in settings:
+        site = next(site for site in base.one.ranks[0].sites if site.call == "AdamW")
+        settings = {"optimizer": settings["optimizer"] | {"place": site.place}}
+    trial = with_setting(bench, **settings)
+    assert trial.ranks[0].applied
+    assert same_work(base, trial, "rounding").problem is None
+
+
+def cheat(bench: Bench, base: Base, old: str, new: str) -> Sameness:
+    """Run a training in which something is left out, and compare it as loosely as anything is compared."""
+    assert TRAINING.count(old) == 1
+    trial = bench.run(TrialPlan(steps=STEPS), {"train.py": TRAINING.replace(old, new)})
+    return same_work(base, trial, "tolerance")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("            loss.backward()\n", "            (loss.backward() if x[0, 1] > 0 else None)\n"),  # a backward skipped
+        ("        optimizer.step()\n", "        x.mean().item() > 0.05 and optimizer.step()\n"),  # an update skipped
+        ("batch_size=8", "batch_size=4"),  # fewer samples
+        ("for x, y in loader:", "for x, y in [next(iter(loader))] * 12:"),  # one batch again and again
+        ("shuffle=True", "shuffle=False"),  # other samples
+        ("model = Net()", "model = Net()\nmodel.first.requires_grad_(False)"),  # frozen by accident
+        ("x, use_reentrant=False", "x * 0.9, use_reentrant=False"),  # another input
+        ("mse_loss(model(x), y)", "mse_loss(model(x), y) * 0.5"),  # another loss
+        ("lr=args.rate", "lr=args.rate / 20"),  # hardly trained
+        ("loss = nn", "loss = float('nan') * nn"),  # nothing to compare
+        ("lr=args.rate", "lr=args.rate, weight_decay=30.0"),  # another optimizer
+        ("gc.collect()", "gc.collect(); raise SystemExit(3)"),  # an early end
+    ],
+)  # fmt: skip
+def test_a_change_that_leaves_work_out_is_not_the_same_work(
+    bench: Bench, base: Base, old: str, new: str
+) -> None:
+    found = cheat(bench, base, old, new)
+    assert found.problem is not None or not found.is_known
+
+
+def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    """Ctrl-C while trials run: the folder is as before, and everything that was started is gone."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    slow = TRAINING.replace("gc.collect()", "import time; time.sleep(0.2)")
+    (folder / "train.py").write_text(slow)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "stepgrade", "fix", "--minutes", "5", "train.py"]
+    fix = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("stepgrade-*/trial-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    fix.send_signal(2)
+    fix.communicate(timeout=60)
+    assert fix.returncode != 0
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    assert (folder / "train.py").read_text() == slow
+    assert not list(tmp_path.glob("stepgrade-*"))
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in running
