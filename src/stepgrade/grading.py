@@ -225,6 +225,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         fingerprint=fingerprint_of(profile, options),
         goodput=context.wall.goodput if context.wall is not None else None,
+        printed=profile.facts.printed if profile.facts is not None else None,
         **{name: getattr(profile, name) for name in _OF_PROFILE},
         **{name: getattr(efficiency, name) for name in _OF_EFFICIENCY},
     )

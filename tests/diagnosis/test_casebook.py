@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "*adamhook_before*": ("compute", []),
     "*adamhook_after*": ("compute", []),
     "*8xH100_rank0*": ("communication", ["exposed-communication"]),
-    "*8xH100*": ("communication", ["straggler-rank"]),
+    "*8xH100*": ("straggler", ["straggler-rank"]),
     "part_cpu_only*": ("compute", ["elementwise-chains"]),
     "saf_amg_final*": ("memory_bw", ["elementwise-chains", "sync-wait", "device-copies"]),
     "tl_b200_eager*": ("launch", ["short-kernels", "host-stall"]),

@@ -100,6 +100,7 @@ FIGURES: dict[str, tuple[str, float, dict[str, float]]] = {
     ),
     "uneven-ranks": ("warning", 0.15, {"wait_ms": 15, "share": 0.15}),
     "compiles-again": ("critical", 0.5, {"recompiles": 3, "compile_ms": 500, "share": 0.5}),
+    "compile-failed": ("warning", 0, {"functions": 1}),
     "graph-breaks": ("info", 0.1, {"places": 1, "graph_breaks": 2}),
     "graphs-recorded-again": ("info", 0.1, {"rerecords": 1100, "records": 1200}),
     "slow-stage": (
@@ -136,6 +137,7 @@ FIGURES: dict[str, tuple[str, float, dict[str, float]]] = {
         {"drift": 0.2, "seconds": 166, "share": 0.0943182, "first_change": 810},
     ),
     "slow-start": ("warning", 0.111111, {"seconds": 200, "share": 0.111111}),
+    "longest-rl-part": ("warning", 0.6, {"ms": 60, "share": 0.6}),
     "unsteady-steps": (
         "critical",
         0.256198,

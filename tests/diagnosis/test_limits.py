@@ -97,7 +97,7 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("slow-link", "ledger.exposed_communication", LESS, "communication_warning_share"),
     ("slow-link", "activity.collectives.0.bytes", MORE, "slow_link_share"),
     ("gloo-on-devices", "ledger.exposed_communication", LESS, "communication_warning_share"),
-    ("straggler-rank", "ledger.exposed_communication", LESS, "straggler_info_share"),
+    ("straggler-rank", "ledger.wait_ranks", LESS, "straggler_info_share"),
     ("straggler-rank", "activity.straggler.caused_ms", LESS, "straggler_info_share"),
     ("uneven-ranks", "activity.skew_ms", LESS, "straggler_info_share"),
     ("compiles-again", "compilation.total_ms", LESS, "compile_info_share"),
@@ -114,6 +114,7 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("recurring-slow-steps", "log.wall_s.80", LESS, "pause_info_share"),
     ("slower-run", " ".join(f"log.wall_s.{row}" for row in range(80, 160)), LESS, "run_drift"),
     ("slow-start", "log.before_s", LESS, "pause_info_share"),
+    ("longest-rl-part", "phases.0", LESS, "rl_part_share"),
     ("unsteady-steps", "samples_ms.9", LESS, "spread_ratio"),
     ("drifting-steps", " ".join(f"samples_ms.{step}" for step in range(12, 24)), LESS, "drift_ratio"),
     ("memory-grows", "memory.growth.bytes_per_step", LESS, "growth_bytes"),
@@ -131,6 +132,7 @@ LIMITS: list[tuple[str, str, float, str]] = [
 ]
 # Rules that see something or not: there is no limit, or it is one of nature.
 WITHOUT_LIMIT = {
+    "compile-failed",
     "rank-never-arrived",
     "collectives-differ",
     "ranks-wait-for-each-other",

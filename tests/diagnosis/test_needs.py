@@ -16,6 +16,7 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Note, Profile
 from stepgrade.model.profile import Recorded
 from stepgrade.model.ranks import ManyRanks, SlowPart
+from tests.builders import make_phases
 from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
 
 V100 = DeviceSeen(name="Tesla V100-SXM2-32GB", memory_bytes=32 * 2**30, sm_count=80)
@@ -187,7 +188,24 @@ def test_advice_on_communication_fits_the_kind_of_parallelism(kind: str) -> None
     assert not re.search(unsaid, remedy)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.fix_where], ids=lambda rule: rule.name)
+RL = next(rule for rule in RULES if rule.name == "longest-rl-part")
+
+
+@pytest.mark.parametrize("part", [remedy.kind for remedy in RL.fix_where])
+def test_each_part_of_rl_has_a_remedy_of_its_own(part: str) -> None:
+    """A run always has a longest part, so none of these remedies is for a run of another kind."""
+    times = dict.fromkeys(["rollout", "update", part], 5.0) | {part: 90.0}
+    run = msgspec.structs.replace(FIRES[RL.name], phases=make_phases(**times))
+    source = msgspec.structs.replace(run.source, format="log", producer="verl")
+    said = remedy_of(RL.name, msgspec.structs.replace(run, source=source))
+    for remedy in RL.fix_where:
+        assert (remedy.text.split(".")[0].split(";")[0] in said) == (remedy.kind == part)
+
+
+OF_ONE_KIND = [rule for rule in RULES if rule.fix_where and rule is not RL]
+
+
+@pytest.mark.parametrize("rule", OF_ONE_KIND, ids=lambda rule: rule.name)
 def test_a_remedy_for_one_kind_of_run_is_not_given_to_another(rule: Any) -> None:
     kinds = {
         "inference": {"work": "inference"},

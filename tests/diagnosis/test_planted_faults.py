@@ -132,12 +132,17 @@ def test_ranks_that_are_well_get_no_warning() -> None:
 def test_a_straggler_is_named_with_its_rank(late_ms: int) -> None:
     profile = profile_of_ranks(late_ms * MS)
     cost = 1.0 - step_ms(profile_of_ranks(0)) / step_ms(profile)
-    first = card_of(profile).findings[0]
+    card = card_of(profile)
+    first = card.findings[0]
     if cost >= 0.10:
         assert first.rule == "straggler-rank"
         assert first.evidence["rank"] == 3.0
         assert first.evidence["account"] == "idle_host"
-        assert any("communication" in claim for claim in first.consequences)
+        assert "the host of rank 3" in first.remedy
+        assert card.recommendations[0] == first.remedy
+    if cost >= 0.25:
+        assert card.bottleneck == "straggler"
+        assert card.bottleneck_evidence[0] == "rank 3 is late: its host launches late"
 
 
 @pytest.mark.parametrize("skipped", [{1}, {1, 3}, {0, 2, 4}])

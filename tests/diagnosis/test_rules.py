@@ -284,9 +284,27 @@ FIRES: dict[str, Profile] = {
     "slow-link": trace(lost={"exposed_communication": 0.3}, collectives=talk(40.0, 2e6), skew_ms=0.0),
     "gloo-on-devices": trace(lost={"exposed_communication": 0.3}, marks={"gloo": 4.0}),
     "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
-    "straggler-rank": trace(lost={"exposed_communication": 0.2}, straggler=LATE, skew_ms=15.0),
-    "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
+    "straggler-rank": trace(lost={"wait_ranks": 0.2}, straggler=LATE, skew_ms=15.0),
+    "uneven-ranks": trace(lost={"wait_ranks": 0.2}, skew_ms=15.0),
     "compiles-again": trace(lost={"idle_host": 0.4}, compilation=compilation(recompiles=3, ms=500.0)),
+    "compile-failed": trace(
+        compilation=msgspec.structs.replace(
+            compilation(recompiles=0, ms=0.0),
+            graph_breaks=0.0,
+            frames=(
+                CompiledFrame(
+                    frame="1",
+                    compiles=1,
+                    recompiles=0,
+                    ms=4.0,
+                    where="a.py:8",
+                    function="f",
+                    failure="backend='bad' raised: RuntimeError: no such kernel",
+                ),
+            ),
+            breaks=(),
+        )
+    ),
     "graph-breaks": trace(lost={"idle_host": 0.1}, compilation=compilation(recompiles=0, ms=0.0)),
     "graphs-recorded-again": trace(
         lost={"idle_host": 0.1},
@@ -331,6 +349,9 @@ FIRES: dict[str, Profile] = {
     "run-restarts": logged({80: 200.0}, attempts=(0, 80)),
     "slower-run": logged(dict.fromkeys(range(80, 160), 2.0)),
     "slow-start": logged(before_s=200.0),
+    "longest-rl-part": msgspec.structs.replace(
+        logged(), phases=make_phases(rollout=60.0, update=30.0, idle=10.0), mean_step_ms=100.0
+    ),
     "unsteady-steps": steps(*[90.0] * 9, 400.0),
     "drifting-steps": steps(*[80.0] * 12, *[100.0] * 12),
     "rank-never-arrived": trace(
@@ -481,8 +502,8 @@ def test_one_cause_is_one_finding_with_its_consequences() -> None:
 @pytest.mark.parametrize(
     ("kind", "claim", "remedy"),
     [
-        ("host", "Host 17 computes 50.0 % longer than the quicker ranks", "Replace the named host or rank"),
-        ("stage", "Host 17 computes 50.0 % longer", "Move layers from this stage"),
+        ("host", "Host 17 spends 50.0 % longer outside of communication", "Replace the named host or rank"),
+        ("stage", "Host 17 spends 50.0 % longer", "Move layers from this stage"),
         (
             "link",
             "Host 17 takes 50.0 % longer than in the other groups",
@@ -738,3 +759,29 @@ def test_kernels_that_take_a_quarter_of_the_step_are_a_step() -> None:
     found = [one.rule for one in sg.score(run).findings]
     assert "graph-capture" not in found
     assert "host-stall" in found
+
+
+def test_few_kernels_beside_long_communication_are_a_run_in_the_file() -> None:
+    few = kernels(count=3.0, ms=3.0)
+    idle = trace(lost={"idle_host": 0.97}, kernels=few, ops=())
+    talking = trace(lost={"idle_host": 0.57, "exposed_communication": 0.4}, kernels=few, ops=())
+    found = [{one.rule for one in card_of(run, config=ignoring()).findings} for run in (idle, talking)]
+    assert ["hardly-any-work" in rules for rules in found] == [True, False]
+
+
+@pytest.mark.parametrize(("graph_share", "is_found"), [(0.4, True), (0.6, False), (1.0, False)])
+def test_short_kernels_of_a_graph_cost_no_launches(graph_share: float, is_found: bool) -> None:
+    of_graph = kernels(count=2000.0, ms=10.0, graph_share=graph_share)
+    run = msgspec.structs.replace(FIRES["short-kernels"])
+    activity = msgspec.structs.replace(run.activity, kernels=of_graph)
+    card = card_of(msgspec.structs.replace(run, activity=activity))
+    assert ("short-kernels" in {finding.rule for finding in card.findings}) is is_found
+
+
+@pytest.mark.parametrize("producer", ["torch.profiler", "jax.profiler", "step_profiler_v2", "other"])
+@pytest.mark.parametrize("name", FIRES)
+def test_every_finding_says_what_to_do_whatever_made_the_file(name: str, producer: str) -> None:
+    source = msgspec.structs.replace(FIRES[name].source, producer=producer)
+    for finding in card_of(msgspec.structs.replace(FIRES[name], source=source)).findings:
+        assert len(finding.remedy or "") > 10
+        assert len(finding.check) > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ from stepgrade.model.scorecard import Scorecard
 from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup, message_bytes
 from stepgrade.ranks.matching import MatchedCollectives, Matching
 from stepgrade.ranks.packed_ranks import PackedRank, RankProfile
-from stepgrade.ranks.ranks import merge_ranks
+from stepgrade.ranks.ranks import join_recordings, merge_ranks
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.intervals import Spans
 from stepgrade.trace.profile import analyse_rank, profile_of_traces
 from tests.trace_builder import COMMUNICATION_STREAM, Run, make_trace, play
 
@@ -23,6 +26,7 @@ MS = 1_000_000
 
 
 Row = tuple[CollectiveCall, int, int, int]
+Pairs = list[tuple[int, int]]
 
 
 def arrival(start: int, end: int, *, step: int = 1, group: str = "0", size: int = 0, ranks: str = "") -> Row:
@@ -361,3 +365,82 @@ def test_ranks_are_the_same_run_in_whatever_order_they_come() -> None:
     ranks = delayed_ranks()
     forth, back = merge_ranks(ranks), merge_ranks(ranks[::-1])
     assert msgspec.structs.replace(back, source=forth.source) == forth
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), max_size=6)
+
+
+@given(st.lists(st.tuples(SPANS, SPANS), min_size=2, max_size=4))
+def test_waiting_alone_is_counted_nanosecond_by_nanosecond(ranks: list[tuple[Pairs, Pairs]]) -> None:
+    matching = Matching()
+    exposed: dict[int, set[int]] = {}
+    for rank, (rows, alone) in enumerate(ranks):
+        calls = [(arrival(0, 0)[0], 1, start, dur) for start, dur in sorted(rows)]
+        matching.add(rank, Arrivals.of(calls))
+        exposed[rank] = {at for start, dur in alone for at in range(start, start + dur)}
+    found = matching.match(
+        [1],
+        100,
+        lambda rank: iv.union(*np.array([(at, at + 1) for at in sorted(exposed[rank])] or [(0, 0)]).T),
+    )
+    expected = {}
+    for rank, (rows, _) in enumerate(ranks):
+        waiting: set[int] = set()
+        for index, (start, dur) in enumerate(sorted(rows)):
+            starts = [sorted(own)[index][0] for own, _ in ranks if index < len(own)]
+            if len(starts) > 1:
+                waiting.update(range(start, min(max(starts), start + dur)))
+        expected[rank] = len(waiting & exposed[rank])
+    assert (found.waited_alone_ns if found else {}) == (expected if found else {})
+
+
+def test_a_message_that_was_not_sent_yet_is_waited_for() -> None:
+    group = ProcessGroup(name="pp", size=2)
+    send = CollectiveCall(name="send", group=group, peer=1), 1, 50 * MS, 4 * MS
+    receive = CollectiveCall(name="recv", group=group, peer=0), 1, 10 * MS, 45 * MS
+    matching = Matching()
+    matching.add(0, Arrivals.of([send]))
+    matching.add(1, Arrivals.of([receive]))
+    alone = Spans(np.array([30 * MS]), np.array([55 * MS]))
+    found = matching.match([1], 100 * MS, lambda _: alone)
+    assert found is not None
+    assert found.waited_alone_ns == {0: 0, 1: 20 * MS}
+
+
+def recordings(*lengths: int) -> list[Trace]:
+    """Return recordings of one process: each counts its steps from the same number, and begins later."""
+    traces = []
+    for number, steps in enumerate(lengths):
+        trace = make_trace(Run(rank=0, steps=steps, kernel_ns=60_000 * (number + 1)))
+        base_ns = (trace.base_ns or 0) + number * 1000 * MS
+        traces.append(
+            msgspec.structs.replace(trace, base_ns=base_ns, process="host 1", file=f"{number}.json")
+        )
+    return traces
+
+
+def test_recordings_of_one_process_keep_all_their_steps() -> None:
+    ranks = [analyse_rank(trace) for trace in recordings(4, 4, 6)]
+    (joined,) = join_recordings(ranks)
+    steps = joined.unpacked().steps
+    assert len(steps) == sum(len(rank.steps) for rank in ranks)
+    numbers = [step.number for step in steps]
+    assert numbers == sorted(set(numbers))
+    assert [step.start_ns for step in steps] == sorted(step.start_ns for step in steps)
+
+
+def test_operations_of_recordings_are_the_mean_of_their_steps() -> None:
+    ranks = [analyse_rank(trace) for trace in recordings(4, 8)]
+    (joined,) = join_recordings(ranks)
+    profiles = [rank.profile for rank in ranks]
+    steps = sum(profile.steps or 0 for profile in profiles)
+    assert steps
+    for op in joined.unpacked().profile.operations:
+        totals = [
+            (one.ms or 0.0) * (profile.steps or 0)
+            for profile in profiles
+            for one in profile.operations
+            if one.name == op.name
+        ]
+        assert op.ms == pytest.approx(sum(totals) / steps)
+        assert op.ms

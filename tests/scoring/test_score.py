@@ -356,3 +356,9 @@ def test_wall_coverage_stands_in_for_phases() -> None:
     assert card.bottleneck == "launch"
     assert not any("not known" in note.text for note in card.notes)
     assert "is it a percentage?" in card_of(make_profile(phases=(), wall_coverage=85.0)).fitness[0].text
+
+
+def test_a_layer_without_backward_time_adds_nothing_to_it() -> None:
+    """A frozen layer has a forward pass alone; it counts in all forward time."""
+    card = sg.score(make_profile(layers=make_layers((100.0, 0.0), (100.0, 300.0))))
+    assert card.forward_backward_ratio == pytest.approx(1.5)

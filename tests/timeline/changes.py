@@ -10,7 +10,8 @@ import numpy as np
 from stepgrade.model.events import Trace
 from stepgrade.model.operations import Span
 from stepgrade.model.step_view import StepView
-from stepgrade.ranks.packed_ranks import RankProfile
+from stepgrade.ranks.packed_ranks import RankProfile, pack_spans, unpack_spans
+from stepgrade.timeline.intervals import Spans
 from stepgrade.timeline.timeline import Timeline, build_timeline
 
 TABLES = ("ops", "calls", "work", "ranges")
@@ -58,7 +59,10 @@ def without_place(rank: RankProfile) -> RankProfile:
         typical_step=_at_zero(rank.profile.typical_step),
         views=tuple(map(_unnamed, rank.profile.views)),
     )
-    return msgspec.structs.replace(rank, profile=profile, steps=steps, arrivals=arrivals)
+    alone = unpack_spans(rank.alone)
+    first = alone.starts[:1].sum()
+    at_zero = pack_spans(Spans(alone.starts - first, alone.ends - first))
+    return msgspec.structs.replace(rank, profile=profile, steps=steps, arrivals=arrivals, alone=at_zero)
 
 
 def _unnamed(view: StepView) -> StepView:

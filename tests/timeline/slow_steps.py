@@ -357,6 +357,8 @@ def _account(works: list[Work], idle: list[Span], fetching: list[Span], waiting:
         return "idle_host" if at < ready + DISPATCH_NS else "unattributed"
     if any(start <= at < end for start, end in fetching):
         return "idle_input"
+    # Those that the launch came after: in another, some thread launched.
+    waiting = [span for span in waiting if not span[0] <= ready < span[1]]
     wait = next((span for span in waiting if span[0] <= gap_start < span[1]), None)
     if wait and at < gap_start + wait[1] - wait[0]:
         return "idle_sync"

@@ -120,6 +120,16 @@ def test_a_long_wait_costs_no_more_than_the_gap() -> None:
     assert line.step_us() == {"compute": 100, "idle_sync": 891, "idle_host": 9}
 
 
+def test_a_wait_in_which_another_thread_launches_holds_nothing_up() -> None:
+    """The backward's thread launches late while the loop's waits for the device: its lateness is the host's."""
+    line = two_steps()
+    line.call("cudaDeviceSynchronize", 150 * US, 700 * US)
+    correlation = line.call("cudaLaunchKernel", 600 * US, 5 * US, thread=7)
+    line.kernel("gemm", 610 * US, 100 * US, correlation=correlation)
+    # Only what follows the second kernel, as long as the host had waited, is the wait's.
+    assert line.step_us()["idle_sync"] == 381
+
+
 def test_a_copy_that_the_host_stays_with_is_a_wait() -> None:
     line = two_steps()
     correlation = line.call("cudaMemcpyAsync", 150 * US, 70 * US)

@@ -53,8 +53,8 @@ FAULTS = {
     ),
     "a wait has no limit": (
         "timeline/ledger.py",
-        "drained = iv.union(opened, np.minimum(ready[wait >= 0], opened + limit))",
-        "drained = iv.union(opened, ready[wait >= 0])",
+        "drained = iv.union(opened, np.minimum(ready[held], opened + limit))",
+        "drained = iv.union(opened, ready[held])",
     ),
     "waiting for input is the host's": (
         "timeline/ledger.py",

@@ -17,6 +17,7 @@ _GENERAL = {
     Bottleneck.MEMORY_BW: "Move fewer bytes: fuse elementwise chains, lower precision, larger batches.",
     Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
     Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
+    Bottleneck.STRAGGLER: "Balance the work of the ranks, and find what keeps the late ones.",
     Bottleneck.HOST: "Take host work out of the step: making batches, synchronisation, logging, allocations.",
     Bottleneck.UNKNOWN: "Record time per operation, with shapes: that shows what limits the kernels.",
 }

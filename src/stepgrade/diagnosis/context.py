@@ -30,7 +30,7 @@ NOTHING_DONE = Activity(driver="unknown")
 FIRST_CAPABILITY = {"fp16": 7.0, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}  # of NVIDIA's tensor cores
 _MOSTLY = 0.5
 # Work, and waits for something that the file shows; a late host is what a bad recording looks like as well.
-_KNOWN_CAUSES = ("transfer", "communication", "input")
+_KNOWN_CAUSES = ("transfer", "communication", "straggler", "input")
 _NO_GAPS = HostGaps(after_sync_ms=0.0, stall_ms=0.0, stalls=0.0, longest_ms=0.0, dispatch_ms=0.0)
 _LEAST_NORMS = 4.0
 LIKE_CUDA = frozenset({None, "cuda", "rocm"})  # PyTorch drives AMD's devices through torch.cuda as well

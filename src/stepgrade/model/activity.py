@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from stepgrade.model.ledger import ACCOUNTS
+
 # Times of single gaps, steps and lines, which do not grow with the step.
 _SINGLE = frozenset({"longest_ms", "stall_from_ms", "input_ms", "line", "lines"})
 
@@ -174,6 +176,12 @@ class Straggler(Struct, frozen=True, kw_only=True):
     trouble_excess: float = 0.0
     ranks: int = 2
     line: HostLine | None = None  # of the user's code that its host is in while the step waits
+
+    def reason(self, *, on_processor: bool) -> str | None:
+        """Return why it is late, by the account that it has more of; None if no account shows it."""
+        if on_processor and self.trouble == "idle_host":
+            return "it spends time outside of operations"
+        return ACCOUNTS[self.trouble].late if self.trouble in ACCOUNTS else None
 
 
 class Activity(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -17,6 +17,8 @@ class Account(Struct, frozen=True, kw_only=True):
     label_colour: str = "on-mark"  # of text on it
     cause: str | None = None  # the bottleneck that its time counts as; None where scoring splits it
     gap: str | None = None  # its part of the gap between two runs; None where parity splits it
+    late: str | None = None  # why a rank is late that has more of it than the others
+    takes_all_ranks: bool = False  # one rank alone does not show it: its time is in the account before
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
@@ -31,6 +33,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             words="computes",
             charged="compute runs, alone or with other work",
             colour="c-compute",
+            late="it computes longer",
         ),
     ] = None
     exposed_communication: Annotated[
@@ -42,6 +45,17 @@ class Ledger(Struct, frozen=True, kw_only=True):
             cause="communication",
         ),
     ] = None
+    wait_ranks: Annotated[
+        float | None,
+        Account(
+            words="waits for other ranks",
+            charged="it is in a collective that the last rank has not reached yet, and computes nothing",
+            colour="c-ranks",
+            cause="straggler",
+            gap="waiting for other ranks",
+            takes_all_ranks=True,
+        ),
+    ] = None
     exposed_copy: Annotated[
         float | None,
         Account(
@@ -50,6 +64,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             colour="c-copy",
             cause="transfer",
             gap="copies between host and device",
+            late="it copies more",
         ),
     ] = None
     idle_input: Annotated[
@@ -61,6 +76,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             label_colour="on-light",
             cause="input",
             gap="waiting for input",
+            late="it waits for input",
         ),
     ] = None
     idle_host: Annotated[
@@ -71,6 +87,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             colour="c-host",
             label_colour="on-light",
             cause="launch",
+            late="its host launches late",
         ),
     ] = None
     idle_sync: Annotated[
@@ -81,6 +98,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             colour="c-sync",
             cause="host",
             gap="waiting in synchronisation",
+            late="its host waits for the device more often",
         ),
     ] = None
     unattributed: Annotated[
@@ -92,6 +110,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             label_colour="on-light",
             cause="unknown",
             gap="idle for unknown reasons",
+            late="it is idle for a reason that was not recorded",
         ),
     ] = None
 
@@ -116,9 +135,32 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sum(cls, ledgers: Iterable[Ledger]) -> Ledger:
-        """Return the sum of ledgers in one unit, account by account; all zero without any."""
+        """Return the sum of ledgers in one unit, account by account; None where none has it."""
         known = [ledger.known() for ledger in ledgers]
-        return cls(**{name: sum(each.get(name, 0) for each in known) for name in ACCOUNTS})
+        return cls(
+            **{
+                name: sum(each.get(name, 0) for each in known)
+                for name in ACCOUNTS
+                if any(name in each for each in known)
+            }
+        )
+
+    @property
+    def in_collectives(self) -> float:
+        """Return the time in communication with nothing else to do, whatever the rank waited for there."""
+        return (self.exposed_communication or 0) + (self.wait_ranks or 0)
+
+    def without_waiting(self) -> Ledger:
+        """Return the ledger with waiting for other ranks charged to communication, as one rank shows it."""
+        if self.wait_ranks is None:
+            return self
+        return structs.replace(self, exposed_communication=self.in_collectives, wait_ranks=None)
+
+    def with_waiting(self, waited: float) -> Ledger:
+        """Return the ledger with so much of its exposed communication charged to waiting for other ranks."""
+        exposed = self.exposed_communication or 0
+        waited = min(waited, exposed)
+        return structs.replace(self, exposed_communication=exposed - waited, wait_ranks=waited)
 
 
 ACCOUNTS: dict[str, Account] = {

@@ -314,6 +314,7 @@ PROFILE: dict[str, Policies] = {
     "steps": (GIVEN, _OfSlowest, total),
     "mean_step_ms": (GIVEN, _OfSlowest, _Mean),
     "samples_ms": (GIVEN, _OfSlowest, joined),
+    "processor_samples_ms": (first_known, _OfSlowest, joined),
     "wall_coverage": (
         first_known,
         partial(

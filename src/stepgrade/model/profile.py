@@ -100,6 +100,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     steps: int | None = None
     mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
+    processor_samples_ms: tuple[float, ...] = ()  # processor time of each steady step, on all threads
     wall_coverage: float | None = None
     phases: tuple[PhaseShare, ...] = ()
     layers: tuple[LayerStep, ...] = ()
@@ -149,7 +150,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             ("tokens per step", self.tokens_per_step),
             ("samples per step", self.samples_per_step),
             ("peak memory", self.peak_memory_bytes),
-            *(("a step's sample", ms) for ms in self.samples_ms),
+            *(("a step's sample", ms) for ms in (*self.samples_ms, *self.processor_samples_ms)),
             *((f"phase {p.name!r}", figure) for p in self.phases for figure in (p.ms, p.average_ms, p.share)),
         ]
         for layer in self.layers:

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stepgrade.model.notes import Note
-from stepgrade.statistics import mean
+from stepgrade.statistics import mean, median
 from stepgrade.units import show_share
 
 
@@ -64,6 +64,15 @@ class PipelineUse(Struct, frozen=True, kw_only=True):
     micro_batches: float  # of a step, times the parts of a stage where these are interleaved
     bubble_share: float
     ideal_bubble_share: float
+
+    def slow_stage(self, ratio: float) -> StageRow | None:
+        """Return the slowest stage if it computes this many times as long as the median of the others."""
+        slowest = max(self.stages, key=lambda stage: (stage.busy_ms, -stage.rank))
+        return slowest if slowest.busy_ms >= ratio * self.usual_ms(slowest) else None
+
+    def usual_ms(self, but: StageRow) -> float:
+        """Return how long the median of the other stages computes."""
+        return median([stage.busy_ms for stage in self.stages if stage is not but])
 
     @classmethod
     def of(cls, stages: Sequence[StageRow], micro_batches: float) -> PipelineUse:
@@ -152,6 +161,7 @@ class ManyRanks(Struct, frozen=True, kw_only=True):
 
 def notes_of(many: ManyRanks) -> Iterator[Note]:
     """Yield what is slow, in words."""
+    longer = " longer outside of communication than the quicker ranks"
     for part in many.slow:
         times = "" if part.always is None else f", in {show_share(part.always)} of the steps"
         share = show_share(part.slower)
@@ -165,11 +175,9 @@ def notes_of(many: ManyRanks) -> Iterator[Note]:
             shared = (
                 "a switch, a rack or its power" if part.kind == "hosts" else "a bus, or a processor's memory"
             )
-            text = (
-                f"{part.name} compute {share} longer than the quicker ranks{times}: they may share {shared}."
-            )
+            text = f"{part.name} spend {share}{longer}{times}: they may share {shared}."
         else:
-            text = f"{part.name} computes {share} longer than the quicker ranks{times}."
+            text = f"{part.name} spends {share}{longer}{times}."
         yield Note(f"slow_{part.kind}", text[0].upper() + text[1:])
     if many.wandering:
         text = (

@@ -15,13 +15,13 @@ from stepgrade.model.activity import CopyRow, KernelUse
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import METRICS, MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
-from stepgrade.model.ledger import Ledger
+from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note, NotebookResult, texts_to_notes
 from stepgrade.model.operations import LayerStep, ModuleStep, Operation, Span
 from stepgrade.model.profile import PhaseShare, RankRow, Source, WorkKind, check_figure
 from stepgrade.model.ranks import CollectiveFit, CollectiveRow, ExpertUse, Hang, ManyRanks, PipelineUse
-from stepgrade.model.step_log import Goodput
+from stepgrade.model.step_log import Goodput, Printed
 from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
 
@@ -205,6 +205,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
     counted_share: float | None = None  # of the operations' time without communication: FLOPs or bytes known
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
     goodput: Goodput | None = None  # of the wall time of a logged run
+    printed: Printed | None = None  # by the author of a log
     memory: Memory | None = None
     hang: Hang | None = None  # of dumps of the Flight Recorder
     views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; not in the JSON
@@ -218,6 +219,11 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
             for row in rows.values() if isinstance(rows, dict) else rows:
                 for name in names:
                     del row[name]
+        ledgers = (ledger for row in (document, *document["ranks"]) if (ledger := row["ledger"]))
+        for ledger in ledgers:  # nulls are what a source does not tell; these one rank never does
+            for name, account in ACCOUNTS.items():
+                if account.takes_all_ranks and ledger[name] is None:
+                    del ledger[name]
         return document
 
     @classmethod
@@ -229,7 +235,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
     @property
     def metrics(self) -> dict[str, float | None]:
         """Return the figures that runs are compared by."""
-        return {name: getattr(self, name) for name in METRICS}
+        return {name: getattr(self, name) for name, metric in METRICS.items() if metric.on_card}
 
     def part_ms(self, share: float) -> float:
         """Return how long a share of the step takes; 0 without a step time."""
@@ -295,6 +301,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
     launches_per_step: float | None = None
     peak_memory_bytes: float | None = None
     tokens_per_step: float | None = None
+    processor_samples_ms: tuple[float, ...] = ()
     fingerprint: Fingerprint | None = None
 
     def __post_init__(self) -> None:

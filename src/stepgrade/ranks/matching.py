@@ -11,7 +11,7 @@ other: first how far the clocks are apart, then which rank waited.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from stepgrade.model.events import NONE, Longs
 from stepgrade.model.ranks import CollectiveRow, ExpertUse, RankMessages
 from stepgrade.model.tracks import CollectiveWait
 from stepgrade.ranks.collectives import Arrivals, CollectiveCall, ProcessGroup, collective_row
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.intervals import NOTHING, Spans
 from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
@@ -55,6 +57,7 @@ class MatchedCollectives(Struct, frozen=True, kw_only=True):
     rates: tuple[CollectiveRow, ...] = ()  # of one step
     experts: tuple[ExpertUse, ...] = ()
     messages: tuple[RankMessages, ...] = ()  # of a pipeline's stages
+    waited_alone_ns: dict[int, int] = {}  # of each rank's waiting, that in which it does nothing else
 
 
 class _Times(NamedTuple):
@@ -173,18 +176,21 @@ class Matching:
         self._program_of.append(program)
         self._times.append(_Times(usual_ns, ahead_ns, narrow(start_ns - usual_ns - ahead_ns), dur_ns))
 
-    def match(self, steps: Sequence[int], total_ns: int) -> MatchedCollectives | None:
+    def match(
+        self, steps: Sequence[int], total_ns: int, alone: Callable[[int], Spans] = lambda _: NOTHING
+    ) -> MatchedCollectives | None:
         """Return what the collectives in these steps show; None if no two ranks share any.
 
         `total_ns` is how long the steps took a rank: waiting that is small against it makes no straggler.
+        `alone` returns when a rank communicates and does nothing else in these steps, on the ranks' clock.
         """
         numbers = np.array(sorted(steps), np.int64)
         meetings = list(self._meetings(numbers))
         offsets_ns = self._find_clock_offsets(meetings)
         sums = _Sums([*self._numbers], self._ranks, max(len(steps), 1))
-        for meeting in meetings:
-            self._add_waits(meeting, offsets_ns, sums)
-        messages = self._match_messages(numbers, offsets_ns)
+        until_ns = [self._add_waits(meeting, offsets_ns, sums) for meeting in meetings]
+        waits = [list[tuple[Longs, Longs]]() for _ in self._ranks]
+        messages = self._match_messages(numbers, offsets_ns, waits)
         if not sums.matched and not messages:
             return None
         ranks = tuple(
@@ -207,7 +213,33 @@ class Matching:
             rates=sums.collectives,
             experts=sums.experts,
             messages=messages,
+            waited_alone_ns=self._waited_alone(meetings, until_ns, offsets_ns, waits, alone),
         )
+
+    def _waited_alone(
+        self,
+        meetings: Sequence[_Meeting],
+        until_ns: Sequence[Longs],
+        offsets_ns: Longs,
+        waits: list[list[tuple[Longs, Longs]]],
+        alone: Callable[[int], Spans],
+    ) -> dict[int, int]:
+        """Return how long each rank waits and does nothing else; `waits` are those for messages."""
+        met = [list[tuple[_Rows, Longs]]() for _ in self._ranks]
+        for meeting, until in zip(meetings, until_ns, strict=True):
+            for index, own in meeting.members:
+                met[index].append((own, until))
+        found = {}
+        for index, rank in enumerate(self._ranks):
+            for own, until in met[index]:
+                start_ns = self._times[index].starts(own.row)
+                end_ns = np.minimum(
+                    until[own.key] + offsets_ns[index], start_ns + self._times[index].dur_ns[own.row]
+                )
+                waits[index].append((start_ns, end_ns))
+            starts, ends = map(np.concatenate, zip(*waits[index], strict=True)) if waits[index] else NOTHING
+            found[rank] = iv.total_ns(iv.intersect(alone(rank), iv.union(starts, ends)))
+        return found
 
     def waits(
         self, steps: Sequence[int], offsets_ns: Mapping[int, int], ranks: Collection[int] | None = None
@@ -333,8 +365,11 @@ class Matching:
         waited *= last.taking_part[own.key] > 1
         return waited
 
-    def _add_waits(self, meeting: _Meeting, offsets_ns: Longs, sums: _Sums) -> None:
-        """Add the collectives of a group that two or more took part in: who waited, and for whom."""
+    def _add_waits(self, meeting: _Meeting, offsets_ns: Longs, sums: _Sums) -> Longs:
+        """Add the collectives of a group that two or more took part in: who waited, and for whom.
+
+        Return when the last rank arrived at each, the least number where nobody waited.
+        """
         last = self._last_of(meeting, offsets_ns)
         size, is_shared = len(meeting.numbers), last.taking_part > 1
         is_exchange = is_shared & (sums.received[meeting.numbers] != NONE)
@@ -364,9 +399,15 @@ class Matching:
         sums.add_calls(meeting.numbers[is_shared], columns[is_shared])
         if is_exchange.any():
             sums.exchanged[meeting.group] = columns[is_exchange][:, [0, 2]].sum(axis=0)
+        return np.where(is_shared, last.start_ns, _LEAST)
 
-    def _match_messages(self, steps: Longs, offsets_ns: Longs) -> tuple[RankMessages, ...]:
-        """Return what each rank receives from its peers in these steps, split by when they sent it."""
+    def _match_messages(
+        self, steps: Longs, offsets_ns: Longs, waits: list[list[tuple[Longs, Longs]]]
+    ) -> tuple[RankMessages, ...]:
+        """Return what each rank receives from its peers in these steps, split by when they sent it.
+
+        When each rank waited for them is added to `waits`, on its own clock.
+        """
         peer = np.array([one.peer for one in self._numbers], np.int64)
         is_send = np.array([one.peer != NONE and "send" in one.name for one in self._numbers], np.bool_)
         is_received = (peer != NONE) & ~is_send
@@ -379,18 +420,25 @@ class Matching:
             peers = groups(peer[which[is_send[which]]])
             if len(peers.values):
                 sent[rank] = dict(zip(peers.values.tolist(), peers.counts.tolist(), strict=True))
-        waits: dict[int, tuple[int, int]] = dict.fromkeys(sent, (0, 0))
+        times: dict[int, tuple[int, int]] = dict.fromkeys(sent, (0, 0))
         block_of = np.cumsum(count) // max(1, _BLOCK_ROWS // 8)  # each has many columns
         for block in distinct(block_of[count > 0]).tolist():
             indices = np.flatnonzero((block_of == block) & (count > 0)).tolist()
             to_these = among(peer, [self._ranks[index] for index in indices])
-            waits |= match_messages(
+            received = match_messages(
                 self._messages(is_send & to_these, range(len(self._ranks)), steps, offsets_ns),
                 self._messages(is_received, indices, steps, offsets_ns),
             )
+            for index in indices:
+                own = received.rank == self._ranks[index]
+                if own.any():
+                    start_ns, waited_ns = received.start_ns[own] + offsets_ns[index], received.waited_ns[own]
+                    waits[index].append((start_ns, start_ns + waited_ns))
+                    wait_ns = int(waited_ns.sum())
+                    times[self._ranks[index]] = wait_ns, int(received.dur_ns[own].sum()) - wait_ns
         return tuple(
             RankMessages(rank=rank, wait_ns=wait, transfer_ns=transfer, sent=sent.get(rank, {}))
-            for rank, (wait, transfer) in sorted(waits.items())
+            for rank, (wait, transfer) in sorted(times.items())
         )
 
     def _messages(
@@ -417,8 +465,17 @@ class Matching:
         return Messages(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def match_messages(sent: Messages, received: Messages) -> dict[int, tuple[int, int]]:
-    """Return how long each rank waited until what it receives was sent, and how long it was on its way.
+class Receipts(NamedTuple):
+    """Messages as they are received: how long of each time the peer had not sent yet."""
+
+    rank: Longs
+    start_ns: Longs
+    dur_ns: Longs
+    waited_ns: Longs
+
+
+def match_messages(sent: Messages, received: Messages) -> Receipts:
+    """Return the messages that both sides recorded, with how long each was waited for.
 
     The messages of two ranks in one direction are in the same order on both sides.
     """
@@ -437,10 +494,7 @@ def match_messages(sent: Messages, received: Messages) -> dict[int, tuple[int, i
     sends, receives = order[~is_received[order]], order[is_received[order]]
     dur_ns = received.dur_ns[receives - len(sent.step)]
     waited = np.minimum(np.maximum(start_ns[sends] - start_ns[receives], 0), dur_ns)
-    ranks = groups(target[receives])
-    sums = np.zeros((len(ranks.values), 2), np.int64)
-    np.add.at(sums, ranks.which, np.stack([waited, dur_ns - waited], axis=1))
-    return {rank: (wait, way) for rank, (wait, way) in zip(ranks.values.tolist(), sums.tolist(), strict=True)}
+    return Receipts(target[receives], start_ns[receives], dur_ns, waited)
 
 
 def is_beyond_chance(share: float, count: float, ranks: int) -> bool:

@@ -22,6 +22,7 @@ from stepgrade.model.operations import KernelRow, LayerStep, ModuleStep, Operati
 from stepgrade.model.profile import Profile
 from stepgrade.model.step_view import StepView
 from stepgrade.ranks.collectives import Arrivals
+from stepgrade.timeline.intervals import NOTHING, Spans
 
 FAST = 1  # zlib's level: a higher one takes three times as long for a tenth less
 _FIGURES = ("ms", "calls", "flops", "bytes", "known_share")
@@ -39,6 +40,21 @@ Known = TypeVar("Known")
 def pack(part: object) -> bytes:
     """Return MessagePack in zlib; nothing for an empty tuple."""
     return zlib.compress(msgspec.msgpack.encode(part), FAST) if part != () else b""
+
+
+def pack_spans(spans: Spans) -> bytes:
+    """Return the intervals in zlib: starts as differences, then lengths; nothing for none."""
+    columns = np.diff(spans.starts, prepend=np.int64(0)), spans.ends - spans.starts
+    return zlib.compress(np.concatenate(columns).astype("<i8").tobytes(), FAST) if len(spans.starts) else b""
+
+
+def unpack_spans(packed: bytes) -> Spans:
+    """Return packed intervals."""
+    if not packed:
+        return NOTHING
+    differences, lengths = np.frombuffer(zlib.decompress(packed), "<i8").reshape(2, -1)
+    starts = np.cumsum(differences)
+    return Spans(starts, starts + lengths)
 
 
 def _unpack(packed: bytes, kind: type[Known]) -> Known:
@@ -165,6 +181,7 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     arrivals: Arrivals
     process: str | None = None
     host: str | None = None  # from the name of its file
+    alone: bytes = b""  # packed: when it communicates and does nothing else, in steady steps
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -205,6 +222,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
     views: bytes
     program: bytes  # packed: its collectives without their times, which most ranks have in common
     times: bytes  # start and duration of each, in zlib
+    alone: bytes  # when it communicates and does nothing else
 
     @classmethod
     def of(cls, rank: RankProfile) -> PackedRank:
@@ -225,6 +243,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             views=pack(profile.views),
             program=pack(structs.replace(arrivals, start_ns=b"", dur_ns=b"")),
             times=zlib.compress(arrivals.start_ns + arrivals.dur_ns, FAST),
+            alone=rank.alone,
         )
 
     def lean(self, *, layers: bool, modules: bool) -> Profile:
@@ -268,6 +287,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             arrivals=self.arrivals({}),
             process=self.process,
             host=self.host,
+            alone=self.alone,
         )
 
     def packed(self) -> PackedRank:

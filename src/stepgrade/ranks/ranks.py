@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from msgspec import structs
 
 from stepgrade.costs.call_costs import add_shapes
 from stepgrade.model.activity import HostLine, Straggler
-from stepgrade.model.ledger import Ledger, account_words
+from stepgrade.model.ledger import ACCOUNTS, Ledger, account_words
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.notes import Note, by_weight
 from stepgrade.model.operations import LayerStep, Operation, Span
@@ -20,8 +21,10 @@ from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.ranks.collectives import Arrivals
 from stepgrade.ranks.many_ranks import RankParts, describe_ranks
 from stepgrade.ranks.matching import MatchedCollectives, Matching
-from stepgrade.ranks.packed_ranks import AnyRank, MeanOperations, RankProfile, RankStep
+from stepgrade.ranks.packed_ranks import AnyRank, MeanOperations, RankProfile, RankStep, unpack_spans
 from stepgrade.statistics import median
+from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.intervals import Spans
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
@@ -90,6 +93,7 @@ def _join(parts: Sequence[RankProfile]) -> RankProfile:
         parts[0],
         profile=structs.replace(merged, warnings=by_weight(merged.warnings)),
         steps=tuple(steps),
+        alone=b"",
         arrivals=Arrivals(),  # collectives are matched within one recording of all ranks
     )
 
@@ -306,7 +310,17 @@ def compare_ranks(
         of_step = {step.number: step.dur_ns for step in rank.steps}
         dur_ns[number] = [of_step[step] for step in common]
     can_compare = share_clock([(rank.base_ns, rank.files) for rank in by_number.values()])
-    matched = matching.match(common, max(map(sum, dur_ns.values()))) if can_compare else None
+
+    def alone(number: int) -> Spans:
+        """Return when a rank communicates and does nothing else in the common steps."""
+        rank = by_number[number]
+        inside = [step for step in rank.steps if step.number in numbers]
+        starts = np.array([step.start_ns for step in inside], np.int64)
+        steps_of_rank = iv.union(starts, starts + np.array([step.dur_ns for step in inside], np.int64))
+        exposed = iv.intersect(steps_of_rank, unpack_spans(rank.alone))
+        return Spans(exposed.starts + (rank.base_ns or 0), exposed.ends + (rank.base_ns or 0))
+
+    matched = matching.match(common, max(map(sum, dur_ns.values())), alone) if can_compare else None
     waits = {wait.rank: wait.wait_ns for wait in matched.ranks} if matched else {}
     times = []
     for number, rank in by_number.items():
@@ -316,7 +330,9 @@ def compare_ranks(
                 rank=number,
                 step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
                 wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
-                ledger=ledger if ledger.total else None,
+                ledger=(ledger.with_waiting(matched.waited_alone_ns.get(number, 0)) if matched else ledger)
+                if ledger.total
+                else None,
             )
         )
     if matched is None:  # ranks whose clocks cannot be compared give the longest of their own times
@@ -390,7 +406,7 @@ def largest_excess(times: Sequence[RankRow], rank: int) -> tuple[str | None, flo
     excesses = {
         account: share - median(other[account] for other in others)
         for account, share in own.shares().items()
-        if account != "exposed_communication"
+        if ACCOUNTS[account].late
     }
     largest = max(excesses, key=lambda account: excesses[account])
     return (largest, excesses[largest]) if excesses[largest] > 0.0 else (None, 0.0)

@@ -13,6 +13,7 @@ from stepgrade.model.merge import ProfileMerge
 from stepgrade.ranks.packed_ranks import MeanOperations, PackedOperations
 from stepgrade.ranks.ranks import largest_excess
 from stepgrade.statistics import mean
+from stepgrade.units import NS_PER_MS
 
 # A rank that the others wait for less than this share of the step is no straggler, but noise.
 LEAST_WAIT_SHARE = 0.02
@@ -37,12 +38,17 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         number: sum(phase.ms or 0.0 for phase in profile.phases if phase.name == "communication")
         for number, profile in by_rank.items()
     }
+    # Whoever comes last to a collective does not wait in it: its time is the collective alone.
+    wait_ms = {number: ms - min(communication_ms.values()) for number, ms in communication_ms.items()}
+    for number, profile in by_rank.items():
+        if profile.ledger is not None:
+            waited_ns = round(wait_ms[number] * (profile.steps or 1) * NS_PER_MS)
+            by_rank[number] = structs.replace(profile, ledger=profile.ledger.with_waiting(waited_ns))
     times = tuple(
         RankRow(
             rank=number,
             step_ms=profile.mean_step_ms or 0.0,
-            # Whoever comes last to a collective does not wait in it: its time is the collective alone.
-            wait_ms=communication_ms[number] - min(communication_ms.values()),
+            wait_ms=wait_ms[number],
             ledger=profile.ledger,
         )
         for number, profile in by_rank.items()

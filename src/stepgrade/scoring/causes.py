@@ -29,6 +29,7 @@ class Bottleneck(StrEnum):
     MEMORY_BW = "memory_bw"
     INPUT = "input"
     COMMUNICATION = "communication"
+    STRAGGLER = "straggler"
     HOST = "host"
     UNKNOWN = UNKNOWN
 
@@ -59,6 +60,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
     Bottleneck.COMMUNICATION: "in communication that no computation hides",
+    Bottleneck.STRAGGLER: "waiting for other ranks",
     Bottleneck.INPUT: "idle, waiting for input",
     Bottleneck.LAUNCH: "idle, waiting for the host to launch work",
     Bottleneck.HOST: "idle while the host does other work or waits in a synchronisation",
@@ -80,7 +82,11 @@ _PROCESSOR_HOST = "in Python or in work outside of the framework"
 # Of a step that nothing would be left of without its cause there is nothing to say.
 _ALL_OF_IT = 0.995
 _SHORT_CALLS = "in calls of operations of microseconds, which count as computing"
-_HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
+# Two sides of one wait: launching late and doing something else; the data's way, and the ranks that are late.
+_SIDES = {
+    Bottleneck.HOST: Bottleneck.LAUNCH,
+    Bottleneck.STRAGGLER: Bottleneck.COMMUNICATION,
+}
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = ("gemm", "convolution", "attention")
@@ -286,15 +292,17 @@ def bottleneck_of_ledger(
 ) -> Verdict:
     """Name what would gain the most: the largest wait, unless it is small beside the work of the device.
 
-    Launching late and doing something else are both the host's: together they are one wait. A wait can be
-    gained as a whole; of the work itself a quarter is a usual gain (precision, fusing, better kernels).
+    Launching late and doing something else are both the host's: together they are one wait, and so are
+    moving data and waiting for ranks to do so. A wait can be gained as a whole; of the work itself a quarter
+    is a usual gain (precision, fusing, better kernels).
     """
     waits = [cause for cause in causes if cause.bottleneck not in _WORK]
-    shares = {Bottleneck(cause.bottleneck): cause.share for cause in waits}
-    host_share = sum(shares.get(name, 0.0) for name in _HOST)
-    if waits and host_share > waits[0].share:
-        waits = sorted(waits, key=lambda cause: cause.bottleneck not in _HOST)
-    longest, unexplained = max([host_share, *shares.values()]), ledger.unattributed or 0.0
+    shares: dict[Bottleneck, float] = {}
+    for cause in waits:
+        name = _side_of(cause)
+        shares[name] = shares.get(name, 0.0) + cause.share
+    first = max(shares, key=lambda name: shares[name], default=Bottleneck.UNKNOWN)
+    longest, unexplained = shares.get(first, 0.0), ledger.unattributed or 0.0
     compute = (ledger.compute or 0.0) * (1.0 - work.calls_share)
     # On a processor what the profiler itself takes lies between the operations as well.
     over_work = limits.wait_over_work * (1.0 if _has_launches(profile) else 2.0)
@@ -310,10 +318,32 @@ def bottleneck_of_ledger(
             "record all activities of host and device to know"
         )
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
-    name, evidence = Bottleneck(waits[0].bottleneck), waits[0].evidence
+    largest = next(cause for cause in waits if _side_of(cause) is first)
+    name, evidence = Bottleneck(largest.bottleneck), largest.evidence
     if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
         evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
-    return Verdict(bottleneck=name, evidence=(evidence,))
+    late = (_who_is_late(profile, limits),) if name is Bottleneck.STRAGGLER else ()
+    return Verdict(bottleneck=name, evidence=(*late, evidence))
+
+
+def _side_of(cause: Cause) -> Bottleneck:
+    name = Bottleneck(cause.bottleneck)
+    return _SIDES.get(name, name)
+
+
+def _who_is_late(profile: Profile, limits: Limits) -> str:
+    """Return which rank the others wait for, and why."""
+    links, late = profile.links, profile.activity.straggler if profile.activity else None
+    stage = links.pipeline.slow_stage(limits.slow_stage_ratio) if links and links.pipeline else None
+    if stage is not None:
+        return f"rank {stage.rank} is late: its pipeline stage computes longer"
+    if late is not None:
+        reason = late.reason(on_processor=not _has_launches(profile))
+        return f"rank {late.rank} is late: {reason or 'its ledger does not show why'}"
+    slow = next(iter(profile.many_ranks.slow), None) if profile.many_ranks else None
+    if slow is not None and slow.kind in ("link", "switch"):
+        return f"{slow.name} is slow"
+    return f"{slow.name} is late: at work for longer" if slow else "no rank is late in most collectives"
 
 
 def prefer_work(verdict: Verdict, profile: Profile, ledger: Ledger, work: Work, limits: Limits) -> Verdict:

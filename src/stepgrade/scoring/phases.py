@@ -111,6 +111,9 @@ def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesO
         # Our recorder's phases lie on the same thread as the ledger made from them, and say why it waits.
         is_recorded = profile.source.producer == RECORDER
         return PhasesOfStep(shares=shares, by_kind_ms=by_kind_ms, by_kind=by_kind if is_recorded else {})
+    if profile.log is not None:
+        # The parts that a log times may run on several groups of devices: they say nothing about one.
+        return PhasesOfStep(shares=shares, by_kind_ms={})
     # The share of the step that phases cover, else what the producer says of it.
     known = [share.share for share in shares.values() if share.share is not None]
     covered = profile.wall_coverage if not shares else None

@@ -61,7 +61,7 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         target = structs.replace(target, figures=figures)
     logged = None
     if profile.facts is not None:
-        from stepgrade.scoring.logged import printed_note, token_cost  # only for logs
+        from stepgrade.scoring.logged import printed_note, rate_note, token_cost  # only for logs
 
         logged = token_cost(profile.facts)
         if logged is not None and setup.model is None and setup.flops_per_token is None:
@@ -71,6 +71,7 @@ def target_for(profile: Profile, setup: Setup) -> Target:
             rate = profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
         notes = (
             *notes,
+            *rate_note(profile.facts, rate and rate * profile.counted_ranks),
             *printed_note(
                 profile.facts, logged, rate, *(each.per_s if each else None for each in (peak, fp8))
             ),

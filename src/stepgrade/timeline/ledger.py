@@ -281,10 +281,11 @@ class LedgerSpans(NamedTuple):
 
     def of_windows(self, windows: Windows) -> tuple[Ledger, ...]:
         """Return the accounts of each step in ns; those of a step add up to its length."""
+        names = [name for name, account in ACCOUNTS.items() if not account.takes_all_ranks]
         columns = [
-            iv.covered_within(spans, windows.start_ns, windows.end_ns).tolist() for spans in self.by_account()
+            iv.covered_within(self.time_in(name), windows.start_ns, windows.end_ns).tolist() for name in names
         ]
-        return tuple(Ledger(**dict(zip(ACCOUNTS, row, strict=True))) for row in zip(*columns, strict=True))
+        return tuple(Ledger(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
 
 
 class HostState(NamedTuple):
@@ -348,11 +349,18 @@ def device_ledger(
     dispatched = np.minimum(ready + DISPATCH_NS, gap.ends)
     late = iv.union(gap.starts, ready)
     fetched = iv.intersect(late, host.fetching)
+    # A wait that another thread launches in holds no launch up: the gap was not the wait's.
+    during = iv.span_at(host.waiting, ready)
+    others = during >= 0
+    began = np.maximum(gap.starts[others], host.waiting.starts[during[others]])
+    passed = iv.union(began, ready[others])
     # A gap that opened while the host waited is charged to the wait, for no longer than the host had waited.
     wait = iv.span_at(host.waiting, gap.starts)
-    opened, limit = gap.starts[wait >= 0], (host.waiting.ends - host.waiting.starts)[wait[wait >= 0]]
-    drained = iv.union(opened, np.minimum(ready[wait >= 0], opened + limit))
-    waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
+    held = (wait >= 0) & (wait != during)
+    opened, limit = gap.starts[held], (host.waiting.ends - host.waiting.starts)[wait[held]]
+    drained = iv.union(opened, np.minimum(ready[held], opened + limit))
+    waited = iv.merge(drained, iv.subtract(iv.intersect(late, host.waiting), passed))
+    waited = iv.subtract(waited, fetched)
     shown_communication, shown_copy = iv.clip(communication, *extent), iv.clip(copy, *extent)
     return LedgerSpans(
         accounts={

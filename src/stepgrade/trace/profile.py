@@ -17,9 +17,10 @@ from stepgrade.model.profile import PhaseShare, Profile, Recorded, Source
 from stepgrade.model.ranks import Communication
 from stepgrade.naming.torch_names import LAUNCH_CALL, QUEUE_FULL, named
 from stepgrade.ranks.collectives import collectives_of_rank, find_arrivals
-from stepgrade.ranks.packed_ranks import RankProfile, RankStep
+from stepgrade.ranks.packed_ranks import RankProfile, RankStep, pack_spans
 from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.timeline import intervals as iv
+from stepgrade.timeline.intervals import NOTHING, Spans
 from stepgrade.timeline.ledger import StepMark
 from stepgrade.timeline.links import compiled_of
 from stepgrade.timeline.steps import NOTES, StepBasis
@@ -143,7 +144,16 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         steps=recorded_steps,
         arrivals=arrivals,
         process=trace.process,
+        alone=pack_spans(_exposed_in_steady(timeline)) if len(arrivals) else b"",
     )
+
+
+def _exposed_in_steady(timeline: Timeline) -> Spans:
+    """Return when the rank communicates and does nothing else, in steady steps."""
+    windows = timeline.windows
+    steady = iv.union(windows.start_ns[windows.steady], windows.end_ns[windows.steady])
+    exposed = timeline.ledger.time_in("exposed_communication") if timeline.ledger else NOTHING
+    return iv.intersect(steady, exposed)
 
 
 def _describe_contents(timeline: Timeline, layers: Layers) -> dict[str, str]:

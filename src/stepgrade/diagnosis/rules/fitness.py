@@ -222,7 +222,7 @@ def hardly_any_work(context: RuleContext) -> Found | None:
             return Found(claim, {"operations": calls, "step_ms": step_ms}, severity="warning")
     if kernels is None or not context.on_device or context.ledger is None:
         return None
-    working = busy + context.account("exposed_communication")
+    working = busy + context.account("exposed_communication", "wait_ranks")
     if kernels.count >= limits.few_kernels or working >= limits.idle_device_share or context.explains_much:
         return None
     count = "one kernel" if round(kernels.count) == 1 else f"{show_count(round(kernels.count))} kernels"

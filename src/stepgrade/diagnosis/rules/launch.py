@@ -325,6 +325,30 @@ def has_log(context: RuleContext) -> bool:
 
 
 @compilation_rule(
+    sees="torch.compile could not compile a function.",
+    evidence="functions, and the message of the first",
+    fix="Fix what the message names: until then the function runs uncompiled, or the run ends with it.",
+    wrong_when="the failure was caught and the function compiled another way",
+    check="The log of torch.compile has no failure.",
+    sources="ours: dynamo's fail_type",
+)
+def compile_failed(_context: RuleContext, found: Compilation) -> Found | None:
+    failed = [frame for frame in found.frames if frame.failure]
+    if not failed:
+        return None
+    first = failed[0]
+    named = " ".join(
+        filter(None, (first.function or f"frame {first.frame}", first.where and f"({first.where})"))
+    )
+    more = f" {len(failed) - 1} more failed." if len(failed) > 1 else ""
+    return Found(
+        f"torch.compile could not compile {named}: {(first.failure or '').rstrip('.')}.{more}",
+        {"functions": float(len(failed)), "where": first.where, "reason": first.failure},
+        severity="warning",
+    )
+
+
+@compilation_rule(
     sees="torch.compile recompiles functions during the recording.",
     evidence="compilations, recompilations, time, line; from a torch.compile log, the failed guard",
     fix=f"TORCH_TRACE=directory logs the failing guard; pass it with the trace. {_FEW_SIZES}",

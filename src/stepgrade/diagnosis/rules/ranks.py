@@ -12,7 +12,6 @@ from stepgrade.model.ranks import Communication, Hang, notes_of
 from stepgrade.naming.kernels import CollectiveKind, collective_kind
 from stepgrade.scoring.links import bus_factor
 from stepgrade.scoring.phases import PhaseKind
-from stepgrade.statistics import median
 from stepgrade.units import show_bytes, show_count, show_ms, show_ranks, show_share, show_si
 
 _MOST_ROWS = 4
@@ -52,17 +51,19 @@ _REMEDIES = {
 }
 _ALL_RANKS = "Pass the traces of all ranks: part of the time may be waiting for a late rank."
 _WAITING = "Pass the traces of all ranks: most of the time is waiting, for a late rank or a slow network."
-_REASONS = {
-    "compute": "it computes longer: check its clocks, temperature and share of the work",
-    "idle_input": "it waits for input: check its loader and storage",
-    "idle_host": "its host launches late: check that host's load, core pinning and garbage collection",
-    "idle_sync": "its host waits for the device more often: look for code that only this rank runs",
-    "exposed_copy": "it copies more: look for code that only this rank runs",
-    "unattributed": "the trace does not show why",
+# What to do about a late rank, by the account that it has more of.
+_LATE = {
+    "compute": "Check the clocks, temperature and power limit of rank {rank}, and its share of the work.",
+    "idle_input": "Check the loader of rank {rank}: its workers, its storage, its share of the data.",
+    "idle_host": "Check the host of rank {rank} for other load, pin its process to cores near its device, "
+    "and collect garbage between steps, on all ranks at once.",
+    "idle_sync": "Find what makes the host of rank {rank} wait for its device: .item(), printing or logging "
+    "that only this rank does.",
+    "exposed_copy": "Find the copies between host and device that only rank {rank} makes.",
 }
-_ON_A_PROCESSOR = {
-    "compute": "it computes longer: check the load on that machine and its share of the work",
-    "idle_host": "it spends time outside of operations",
+_LATE_ON_A_PROCESSOR = {
+    "compute": "Check the load on the machine of rank {rank}, and its share of the work.",
+    "idle_host": "Take what only rank {rank} does (logging, saving, evaluation) out of the step.",
 }
 hang_rule = partial(Rule, area="hang", needs="profile.hang", sources="FR", severity="critical")
 communication_rule = partial(Rule, area="communication", levels="communication")
@@ -166,7 +167,8 @@ def collective_unfinished(_: RuleContext, hang: Hang) -> Found | None:
 def _hidden_share(context: RuleContext) -> float | None:
     """Return the share of communication that overlaps computation."""
     total = context.step_share(context.activity.communication_ms)
-    return max(0.0, 1.0 - context.account("exposed_communication") / total) if total else None
+    exposed = context.account("exposed_communication", "wait_ranks")
+    return max(0.0, 1.0 - exposed / total) if total else None
 
 
 def _measurable(context: RuleContext) -> list[CollectiveTally]:
@@ -186,7 +188,12 @@ def _share_of_link(context: RuleContext) -> float | None:
     known_ms, total_ms = (sum(each.ms for each in some) for some in (known, context.activity.collectives))
     if not link or not known or known_ms < 0.5 * total_ms:
         return None
-    return _link_bytes(known) / (context.mean_ms(known_ms) / 1000.0) / link[0].per_s
+    moving_ms = known_ms - (context.activity.skew_ms or 0.0)  # from the last arrival on, where that is known
+    return (
+        _link_bytes(known) / (context.mean_ms(moving_ms) / 1000.0) / link[0].per_s
+        if moving_ms > 0.0
+        else None
+    )
 
 
 def _remedy(context: RuleContext, of_link: float | None) -> str | None:
@@ -382,7 +389,7 @@ def _slowest_is(*kinds: str) -> Callable[[RuleContext], bool]:
     fix="Move layers from this stage to others; the first and last also have the embedding and the loss.",
     wrong_when="devices differ in speed on purpose",
     check="All stages are equally busy, and the bubble is near the schedule's.",
-    worth=Worth("exposed_communication", 0.8, "the slowest stage sets the pace"),
+    worth=Worth("wait_ranks+exposed_communication", 0.8, "the slowest stage sets the pace"),
     explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
     sources="ours: zero-bubble, Megatron",
     needs="profile.links",
@@ -391,13 +398,12 @@ def slow_stage(context: RuleContext, links: Communication) -> Found | None:
     pipeline = links.pipeline
     if pipeline is None:
         return None
-    slowest = max(pipeline.stages, key=lambda stage: (stage.busy_ms, -stage.rank))
-    others = [stage.busy_ms for stage in pipeline.stages if stage is not slowest]
-    usual = median(others)
-    if slowest.busy_ms < context.limits.slow_stage_ratio * usual:
+    slowest = pipeline.slow_stage(context.limits.slow_stage_ratio)
+    if slowest is None:
         return None
+    usual = pipeline.usual_ms(slowest)
     lost_ms = (slowest.busy_ms - usual) * context.times.scale
-    share = min(context.step_share(lost_ms), context.account("exposed_communication"))
+    share = min(context.step_share(lost_ms), context.account("exposed_communication", "wait_ranks"))
     claim = (
         f"The pipeline stage on rank {slowest.rank} computes {show_ms(slowest.busy_ms)} a step; the others "
         f"compute {show_ms(usual)} and wait for it."
@@ -418,7 +424,7 @@ def slow_stage(context: RuleContext, links: Communication) -> Found | None:
     fix="Balance the router: a load-balancing loss or bias, a capacity factor, more experts per rank.",
     wrong_when="the all-to-alls carry something other than tokens",
     check="The busiest rank receives about the mean, and waiting in all-to-alls shrinks.",
-    worth=Worth("exposed_communication", 0.8, "the busiest rank sets the pace"),
+    worth=Worth("wait_ranks+exposed_communication", 0.8, "the busiest rank sets the pace"),
     explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
     sources="ours: Megatron, DeepEP",
     needs="profile.links",
@@ -441,18 +447,12 @@ def uneven_experts(context: RuleContext, links: Communication) -> Found | None:
 @ranks_rule(
     sees="One rank is late to most collectives, and the others wait for it.",
     evidence="the rank, how often it is last, how long others wait, the exposed share, which account grew",
-    fix="Compare the trace of this rank with that of a fast rank: the account that grew is the cause.",
-    fix_where=(
-        Remedy(
-            "on processors",
-            lambda context: context.platform == "cpu",
-            "Move work that only this rank does out of the step, or balance the work.",
-        ),
-    ),
+    fix="Follow the account that the rank has more of: its host (load, pinning, garbage collection), loader, "
+    "syncs, copies, or clocks and share of the work. If there is none, compare its trace with a fast rank's.",
     wrong_when="clocks differ by more than the waits, or profiling began at different times",
     check="The ranks arrive together, and exposed communication shrinks on all.",
     worth=Worth(
-        "exposed_communication+idle_host+idle_input+idle_sync+exposed_copy+compute",
+        "wait_ranks+exposed_communication+idle_host+idle_input+idle_sync+exposed_copy+compute",
         0.8,
         "the run is then as fast as its next slowest rank",
     ),
@@ -473,10 +473,14 @@ def uneven_experts(context: RuleContext, links: Communication) -> Found | None:
 )
 def straggler_rank(context: RuleContext, late: Straggler) -> Found | None:
     # Overlapped waiting costs nothing; the mean over all ranks includes the straggler, which never waits.
-    exposed = context.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
-    share = min(context.step_share(late.caused_ms), exposed)
-    reasons = _REASONS if context.activity.driver != "host" else _REASONS | _ON_A_PROCESSOR
-    reason = f"; {reasons[late.trouble]}" if late.trouble in reasons else ""
+    is_split = context.ledger is not None and context.ledger.wait_ranks is not None
+    waiting = context.account("wait_ranks" if is_split else "exposed_communication")
+    share = min(context.step_share(late.caused_ms), waiting * late.ranks / max(1, late.ranks - 1))
+    on_processor = context.activity.driver == "host"
+    reason = late.reason(on_processor=on_processor)
+    reason = f"; {reason}" if reason else ""
+    remedies = _LATE | _LATE_ON_A_PROCESSOR if on_processor else _LATE
+    remedy = remedies.get(late.trouble or "", "Compare the trace of rank {rank} with that of a fast rank.")
     last = late.last_share
     often = "" if last is None else f", which is last in {show_share(last, 0)} of the collectives"
     claim = f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}{often}{reason}."
@@ -488,7 +492,7 @@ def straggler_rank(context: RuleContext, late: Straggler) -> Found | None:
         "account": late.trouble or None,
         "excess_share": late.trouble_excess if late.trouble else None,
     }
-    return Found(claim, evidence, share, line=late.line)
+    return Found(claim, evidence, share, remedy=remedy.format(rank=late.rank), line=late.line)
 
 
 @ranks_rule(
@@ -516,7 +520,7 @@ def straggler_rank(context: RuleContext, late: Straggler) -> Found | None:
     ),
     wrong_when="clocks differ by more than the waits",
     check="The ranks arrive together.",
-    worth=Worth("exposed_communication", 0.6, "ranks always differ a little"),
+    worth=Worth("wait_ranks+exposed_communication", 0.6, "ranks always differ a little"),
     explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="TG, SM, NAI, HTA",
 )

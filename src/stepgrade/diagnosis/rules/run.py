@@ -6,7 +6,7 @@ from functools import partial
 
 from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rule import Evidence, Found, Rule, Worth
+from stepgrade.diagnosis.rule import Evidence, Found, Remedy, Rule, Worth
 from stepgrade.model import RECORDER
 from stepgrade.model.ledger import ALL_ACCOUNTS
 from stepgrade.model.notes import has_code
@@ -195,6 +195,8 @@ def _pauses(kind: PauseKind, claim: str, context: RuleContext) -> Found | None:
     share, mean_s, most_s = sum(seconds) / wall_s, mean(seconds), max(seconds)
     often, apart_s = "once" if len(pauses) == 1 else f"{show_count(len(pauses))} times", None
     period = period_of([pause.step for pause in pauses], median(log.count))
+    if period is not None and period <= median(log.count):
+        period = None  # one line after the other
     if period is not None:
         apart_s = wall_s * period / max(sum(log.count), 1.0)
         often = f"every {show_count(round(period))} steps (about {show_ms(apart_s * 1e3)})"
@@ -335,6 +337,64 @@ slow_start = goodput_rule(
     claim="Start-up and compilation take {seconds}, {share} of the wall time.",
     figures={"seconds": "starting_s", "share": "starting_share"},
 )
+
+
+_RL_REMEDIES = {
+    "rollout": "Give generation more devices or a smaller tensor-parallel size, cap the response length (the "
+    "longest responses decide), and generate the next batch while this one trains.",
+    "reference": "Raise the micro-batch of the log-probability passes, reuse those of the rollout engine, or "
+    "drop the reference model where the KL term is off.",
+    "reward": "Score responses as they arrive, in more workers, and not after the last one.",
+    "advantage": "Compute advantages on the device, in one batch.",
+    "update": "Raise the micro-batch of the update, pack sequences, and checkpoint fewer activations.",
+    "weight sync": "Send the weights in larger buckets and in the rollout engine's layout, and keep both "
+    "engines on the same devices.",
+    "idle": "Look for what runs between the engines: data transfer, offloading, logging.",
+}
+
+
+_RL_PARTS = {
+    "rollout": "The rollout takes",
+    "reference": "Computing log-probabilities takes",
+    "reward": "Scoring takes",
+    "advantage": "Computing advantages takes",
+    "update": "The update takes",
+    "weight sync": "Sending weights to the rollout engine takes",
+    "idle": "Work between the engines takes",
+}
+
+
+@goodput_rule(
+    sees="One part of RL post-training takes most of a step.",
+    evidence="the part, its time, its share of the step",
+    fix="Speed up the longest part, or run it beside the others.",
+    fix_where=tuple(
+        Remedy(part, lambda context, part=part: _longest_part(context) == part, text)  # type: ignore[misc]
+        for part, text in _RL_REMEDIES.items()
+    ),
+    wrong_when="the engines run at the same time on devices of their own",
+    check="The part takes a smaller share of the step.",
+    worth=Worth(ALL_ACCOUNTS, 0.3, "part of it can run beside the rest"),
+)
+def longest_rl_part(context: RuleContext) -> Found | None:
+    part = _longest_part(context)
+    if part is None:
+        return None
+    phase = context.phases.shares[part]
+    share = phase.share or 0.0
+    if share < context.limits.rl_part_share:
+        return None
+    of_step = f"{show_ms(phase.ms)} of a step of {show_ms(context.times.typical_ms)}, {show_share(share)}"
+    claim = f"{_RL_PARTS[part]} {of_step}."
+    return Found(claim, {"part": part, "ms": phase.ms, "share": share}, share, severity="warning")
+
+
+def _longest_part(context: RuleContext) -> str | None:
+    """Return the longest part of a step of RL post-training; None for any other run."""
+    parts = context.phases.shares
+    if context.profile.log is None or "rollout" not in parts:
+        return None
+    return max(parts, key=lambda name: parts[name].ms or 0.0)
 
 
 def _was_held_up(context: RuleContext) -> bool:
