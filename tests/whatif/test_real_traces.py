@@ -8,6 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import NotMeasured
+from stepgrade.readers.ranks import read_ranks
 from tests.samples import shared
 
 pytestmark = pytest.mark.samples
@@ -47,6 +48,15 @@ def test_two_ranks_without_communication_still_do_the_rest_of_their_work() -> No
         shared("samples/nsys") / "nsysai_mfu_2gpu_before.sqlite", [sg.AssumedChange(what="communication")]
     )
     assert found.answers[0].step_ms >= 258.0  # what the busier stream computes and copies
+
+
+def test_eight_ranks_are_replayed_together() -> None:
+    """In some of their steps the hosts run ahead of the devices; those that repeat themselves are asked."""
+    ranks = sorted(shared("samples/kineto").glob("modded-nanogpt_20251211_8xH100_rank*.json.gz"))
+    found = sg.what_if(read_ranks(ranks), [sg.AssumedChange(what="communication")])
+    assert found.ranks == 8
+    assert found.replayed_ms == pytest.approx(found.step_ms, rel=0.02)
+    assert found.answers[0].gain < 0.05  # the ranks wait for one whose host launches late
 
 
 def test_a_trace_that_holds_too_little_is_refused() -> None:

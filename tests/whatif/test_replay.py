@@ -169,6 +169,26 @@ def test_ranks_wait_for_each_other() -> None:
     assert [note.code for note in both.notes if note.code == "one_rank"] == []
 
 
+def test_without_stragglers_all_are_as_fast_as_the_median_rank() -> None:
+    """Of three ranks one is late: without it they take what the others take when nobody is."""
+    run = Run(steps=5, world_size=3, reduce_ns=100_000)
+    late = play(replace(run, rank=1, delay_ns=2_000_000, sync=True))
+    name = late.strings["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
+    ends = [row[2] + row[3] for row in late.work if row[0] == name]
+    first, third = (play(replace(run, rank=rank), ends) for rank in (0, 2))
+    found = sg.what_if([first.trace(), late.trace(), third.trace()], [sg.AssumedChange(what="stragglers")])
+    usual = analyse_trace(make_trace(Run(steps=5, reduce_ns=100_000))).mean_step_ms
+    assert found.answers[0].step_ms == pytest.approx(usual, rel=0.03)
+    assert found.answers[0].affected_ms > 0.0
+
+
+@pytest.mark.parametrize("speed", [2.0, math.inf])
+def test_stragglers_are_of_several_ranks_and_removed(speed: float) -> None:
+    ranks = two_ranks(delay_ns=2_000_000, sync=True)[: 1 if speed == math.inf else 2]
+    with pytest.raises(BadOption, match="one rank does not" if speed == math.inf else "only removed"):
+        sg.what_if(ranks, [sg.AssumedChange(what="stragglers", speed=speed)])
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     kernel_ns=st.integers(60_000, 200_000),
@@ -214,6 +234,25 @@ def test_what_another_stream_must_wait_for_is_kept() -> None:
     (answer,) = ask(out.trace(), sg.AssumedChange(what="gemm_a", speed=10)).answers
     # gemm_b now waits for the 200 µs of the collective instead of the 30 that are left of gemm_a.
     assert answer.step_ms == pytest.approx(0.92, abs=0.01)
+
+
+def test_every_steady_step_is_asked_and_the_range_holds_them_all() -> None:
+    """A product takes 300 or 420 µs of a step in turn: leaving it out saves as much in the mean."""
+    out, at, products = TraceBuilder(), 0, (300_000, 420_000, 300_000, 420_000, 300_000, 420_000)
+    for number, product in enumerate(products):
+        out.range(f"ProfilerStep#{number}", at, 400_000 + product)
+        call = out.call("cudaLaunchKernel", at + 1_000, 3_000)
+        out.kernel("gemm", at + 10_000, product, correlation=call)
+        call = out.call("cudaLaunchKernel", at + 5_000, 3_000)
+        out.kernel("softmax", at + 10_000 + product, 350_000, correlation=call)
+        out.call("cudaDeviceSynchronize", at + 10_000, product + 355_000)
+        at += 400_000 + product
+    found = ask(out.trace(), sg.AssumedChange(what="gemm"))
+    assert found.steps_replayed >= 4
+    (answer,) = found.answers
+    assert answer.gain == pytest.approx(sum(products[1:5]) / (4 * 400_000 + sum(products[1:5])), abs=0.02)
+    assert answer.low_ms == pytest.approx(found.step_ms * 400 / 820, rel=0.02)
+    assert answer.high_ms == pytest.approx(found.step_ms * 400 / 700, rel=0.02)
 
 
 def test_a_replay_that_is_off_answers_nothing() -> None:

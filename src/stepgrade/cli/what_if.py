@@ -36,13 +36,14 @@ def add_options(parser: Parser) -> None:
         option("--without WHAT ...", "as if it took no time; may be repeated"),
         option("--link SPEED", "data moves this much faster: 2x", dest="link_speed", type=speed),
         option("--launches N", "launches per step; 0 is one CUDA graph"),
+        option("--no-stragglers", "all ranks are as fast as the median one"),
         group="changes",
     )
     device = option("--device KEY", "accelerator to grade against (see stepgrade devices)")
     parser.add(STEPS, device, TOKENS_PER_STEP, WORK)
     parser.add(*READING, group="reading")
     add_output_options(parser)
-    parser.show_first("--faster --without --link --launches --steps --format --output")
+    parser.show_first("--faster --without --link --launches --no-stragglers --steps --format --output")
 
 
 def run(args: Namespace) -> int:
@@ -57,6 +58,8 @@ def run(args: Namespace) -> int:
         changes.append(AssumedChange(what="link", speed=args.link_speed))
     if args.launches is not None:
         changes.append(AssumedChange(what="launches", launches=args.launches))
+    if args.no_stragglers:
+        changes.append(AssumedChange(what="stragglers"))
     with progress_line() as line:
         traces = read_ranks(args.sources, args.input_format, read_options(args, line))
         figures = {"tokens_per_step": args.tokens_per_step, "work": args.work}

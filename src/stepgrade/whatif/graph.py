@@ -109,6 +109,8 @@ class StepGraph(NamedTuple):
     has_host: bool  # launches were recorded
     knows_waits: bool  # stream waits were recorded, or there is only one stream
     collectives: dict[MeetingKey, int]  # the piece, which is also the row of its edge
+    apart: tuple[StepGraph, ...] = ()  # each of several ranks alone: its collectives wait for nobody
+    waiting_ns: int = 0  # time of collectives before their last rank arrived, averaged over ranks
 
 
 class _Sources(NamedTuple):
@@ -428,6 +430,11 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
         edge = [row for row, _ in meeting]
         joined.before[edge], joined.kind[edge] = node, Edge.MOVE
         joined.lag_ns[edge] = joined.lag_ns[edge].min()  # the last rank to arrive waits for nobody
+    apart, row = list[StepGraph](), 0
+    for graph in graphs:
+        lag_ns = joined.lag_ns[row : row + len(graph.edges.before)].copy()
+        apart.append(graph._replace(edges=graph.edges._replace(lag_ns=lag_ns)))
+        row += len(lag_ns)
     start = np.array([start for meeting in meetings for _, start in meeting], np.int64)
     end = joined.after[[row for meeting in meetings for row, _ in meeting]]
     met = nodes + np.repeat(np.arange(len(meetings)), [len(meeting) for meeting in meetings])
@@ -449,4 +456,10 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
         has_host=all(graph.has_host for graph in graphs),
         knows_waits=all(graph.knows_waits for graph in graphs),
         collectives={},
+        apart=tuple(apart),
+        waiting_ns=sum(
+            int((graph.edges.lag_ns - alone.edges.lag_ns).sum())
+            for graph, alone in zip(graphs, apart, strict=True)
+        )
+        // len(graphs),
     )

@@ -20,6 +20,7 @@ from stepgrade.units import show_count
 from stepgrade.whatif.graph import Edge, StepGraph
 
 COMMUNICATION, SYNC, LINK, LAUNCHES = "communication", "sync", "link", "launches"
+STRAGGLERS = "stragglers"
 _HOST = {"host": Edge.HOST, "input": Edge.INPUT, "data": Edge.INPUT}
 _CLASSES = {member.label: member for member in WorkClass}
 _LONGEST_NAME, _NAME_SHOWN = 4096, 60  # template kernels have long names
@@ -35,7 +36,10 @@ _NAMES = {
 
 
 class AssumedChange(Struct, frozen=True, kw_only=True):
-    """One hypothetical change: a kind of work, operation names, host, input, sync, link or launches."""
+    """One hypothetical change.
+
+    Of a kind of work, operations by their names, host, input, sync, link, launches or stragglers.
+    """
 
     what: str
     speed: float = math.inf  # speed-up; infinite leaves it out

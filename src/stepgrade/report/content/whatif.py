@@ -20,6 +20,8 @@ def blocks(found: WhatIf, flags: Mapping[str, str]) -> Iterator[Block]:
     yield Space()
     ranks = f" of {found.ranks} ranks" if found.ranks > 1 else ""
     replayed = f"step {found.step}, replayed in {show_ms(found.replayed_ms)}"
+    if found.steps_replayed > 1:
+        replayed += f"; the answers are of {found.steps_replayed} steps"
     rows = {"step": f"{show_ms(found.step_ms)}{ranks} ({replayed})"}
     figures = [
         show_rate(found.throughput_tok_s) if found.throughput_tok_s is not None else "",
