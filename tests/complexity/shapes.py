@@ -1172,7 +1172,8 @@ def device_table(n: int) -> Files:
 
 
 KINETO = tuple(
-    f"readers/kineto/{name}" for name in ("reader", "chunks", "header", "decode", "tables", "categories")
+    f"readers/kineto/{name}"
+    for name in ("reader", "chunks", "header", "decode", "tables", "categories", "lane")
 )
 WHAT_IF = ("what-if", "f", "--without", "k", "--format", "json")
 SCORE_HTML = ("score", "f", "--format", "html")
@@ -1264,7 +1265,8 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=4000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
-    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/steps", "readers/logs/dialect", "readers/logs/values", "readers/logs/lines", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/steps", "readers/logs/dialect", "readers/logs/values", "readers/logs/lines", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own", "readers/logs/amounts"), size=300),
+    "runs in one log": Shape(lambda n: {"f": step_lines(12)["f"].replace(b"saved", b"\nsaved") + b"\n" + (step_lines(6)["f"] + b"\n") * n}, covers=("readers/logs/runs",), size=100),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
     "progress bars": Shape(progress_bars, covers=("readers/logs/bars",), size=300),
     "progress bars of many names": Shape(lambda n: progress_bars(n, b"stage #"), covers=("readers/logs/bars",), size=300),
@@ -1284,7 +1286,7 @@ SHAPES: dict[str, Shape] = {
     "a scorecard as baseline": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "json"), ("readers/scorecard", "compare/runs", "compare/parts", "compare/metrics", "compare/effect", "compare/fingerprint"), 100),
     "runs of a history, listed": Shape(history, ("history", "list", "--limit", "100000", *HISTORY), ("store/history", "store/sqlite"), 100),
     "runs of a history, exported": Shape(history, ("history", "export", *HISTORY), ("store/history",), 40),
-    "the trend of a history": Shape(history, ("history", "trend", *HISTORY), ("store/tables", "compare/change_points"), 100),
+    "the trend of a history": Shape(history, ("history", "trend", *HISTORY), ("store/tables", "compare/change_points", "compare/levels"), 100),
     "the gate with a history": Shape(history, ("gate", "f", "--against", "history:main", *HISTORY), ("gating/run", "compare/noise"), 40),
     "budgets and waivers": Shape(budgets, ("gate", "f", "--baseline", "g", "--budgets", "c.toml"), ("config/__init__", "gating/budgets"), 50),
     "a key of many parts": Shape(dotted_keys, ("score", "f", "--config", "c.toml"), ("config/toml",), 2000),

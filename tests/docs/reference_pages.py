@@ -120,6 +120,7 @@ _TABLES = {
         "detect": "the smallest change the gate must detect; with more noise it cannot tell",
         "run_noise": "how much identical runs differ, if there are too few to measure",
         "cannot_tell": "verdict if the noise is too large",
+        "probably_slower": "verdict for a slowdown that is probable (95 %) but not sure (99 %)",
         "fail_on": "grades that fail, such as `grade:D`",
         "allow_different": "fingerprint fields that may differ",
     }),

@@ -121,6 +121,7 @@ DERIVED: dict[str, Callable[[Card, dict[str, Any]], Values]] = {
     "compiles-again": lambda card, _: [card["compile"]["compiles"]],
     "unsteady-steps": lambda card, _: [card["steps"]["count"], card["steps"]["steady"]],
     "out-of-memory": lambda card, _: list(((card["memory"] or {}).get("categories") or {}).values()),
+    "longest-rl-part": lambda card, _: [card["steps"]["median_ms"]],
     "warm-up-only": lambda card, _: [card["steps"]["median_ms"]],
     "uneven-ranks": lambda card, _: _slow(card),
     "recording-slows-host": lambda card, _: [card["ledger"]["idle_host"], card["ledger"]["idle_host"]
@@ -160,6 +161,7 @@ SHARED_ACCOUNTS = (
     ),
     ({"input"}, ("idle_input",)),
     ({"communication"}, ("exposed_communication",)),
+    ({"straggler"}, ("wait_ranks",)),
     ({"transfer"}, ("exposed_copy",)),
 )
 PRODUCTS = ("gemm", "convolution", "attention")
@@ -216,7 +218,7 @@ def unsupported_causes(card: Card, excused: bool = True) -> Iterator[Row]:
     if ledger := card["ledger"]:
         for kinds, accounts in SHARED_ACCOUNTS:
             caused = sum(cause["share"] for cause in card["causes"] if cause["bottleneck"] in kinds)
-            held = sum(ledger[name] or 0.0 for name in accounts)
+            held = sum(ledger.get(name) or 0.0 for name in accounts)
             if abs(caused - held) > 0.001:  # what is shorter is no cause
                 yield f"ledger {accounts[0]}", f"{accounts} {held:.4f}, causes {sorted(kinds)} {caused:.4f}"
 
@@ -231,8 +233,10 @@ def unsupported_bottleneck(card: Card, excused: bool = True) -> Iterator[Row]:
               sum(phase["share"] for name, phase in card["phases"].items() if name.endswith(("h2d", "d2h")))]  # fmt: skip
     for text in card["bottleneck_evidence"]:
         code = "bottleneck lines" if "of that in" in text else "bottleneck"
-        held = [value for value in values if value is not None]
-        yield from unsupported_text(code, _IS_IN.sub(" ", text), [], held, excused)
+        late = [*_evidence(card, "straggler-rank", "rank"), *_evidence(card, "slow-stage", "rank")]
+        held = [value for value in (*values, *late) if value is not None]
+        slow = [row["name"] for row in (card["many_ranks"] or {}).get("slow", ())]
+        yield from unsupported_text(code, _IS_IN.sub(" ", text), slow, held, excused)
         for stated in re.findall(r"computes ([\d.]+) % of the step", text):
             if not Shown(float(stated), 1, "%").is_one_of([ledger.get("compute") or 0.0]):
                 yield "bottleneck computes", f"{text} ({ledger.get('compute')} in the ledger)"
@@ -281,6 +285,7 @@ NOTES: dict[str, Callable[[Card], Values]] = {
     "last_step_open": lambda card: [card["steps"]["count"]],
     "last_steps_left_out": lambda card: [card["steps"]["count"]],
     "phases_overlap": lambda card: [sum(phase["share"] for phase in card["phases"].values())],
+    "printed_rate": lambda card: [card["printed"]["tok_s"], card["throughput_tok_s"]],
     "printed_mfu": lambda card: [] if card["mfu"] is None else [card["mfu"]],
     "recompute": lambda card: _evidence(card, "recomputed-forward", "again_ms"),
     "samples_thinned": lambda card: [len(card["steps"]["samples_ms"])],

@@ -16,7 +16,20 @@ SRC = ROOT / "src" / "stepgrade"
 # Flags of other programs.
 FOREIGN = {
     "_version.py": {"--version"},
-    "store/git.py": {"--short"},
+    "store/git.py": {
+        "--short",
+        "--no-patch",
+        "--no-show-signature",
+        "--format",
+        "--show-toplevel",
+        "--verify",
+        "--quiet",
+        "--end-of-options",
+        "--shared",
+        "--no-checkout",
+        "--detach",
+    },
+    "fix/write.py": {"--porcelain", "--untracked-files"},
     "store/database.py": {"--upgrade"},
     "readers/nsys/__init__.py": {"--type", "--include-json"},
     "readers/rocprof/tables.py": {
@@ -28,7 +41,7 @@ FOREIGN = {
     "readers/nsys/reader.py": {"--type", "--include-json", "--trace"},
 }
 
-TRAINERS_FLAGS = "hardware/planner.py"  # writes nothing but flags of the programs that train
+TRAINERS_FLAGS = "hardware/trainers.py"  # writes nothing but flags of the programs that train
 
 
 def test_no_text_outside_the_command_line_holds_a_flag() -> None:

@@ -18,6 +18,7 @@ COMMANDS = {
     "record": "run a training script, record its steps and grade it",
     "watch": "follow a growing log or recording",
     "what-if": "predict the step time after a change",
+    "fix": "try what the findings suggest, and prove it",
     "parity": "compare two runtimes, operation by operation",
     "gate": "pass or fail the build: compare with earlier runs",
     "history": "runs over time: add, list, show, trend, prune, export",
@@ -50,7 +51,7 @@ def load_command(name: str) -> tuple[ModuleType, Parser]:
 
 # Parameters whose option has another name, and values that are clearer than the metavar.
 _OPTIONS = {"to": "format", "changes": "faster"}
-_EXAMPLES = {"work": "training", "cannot_tell": "fail"}
+_EXAMPLES = {"work": "training", "cannot_tell": "fail", "probably_slower": "fail"}
 _ELSEWHERE = {"measure_here": "`stepgrade devices --measure`"}
 
 

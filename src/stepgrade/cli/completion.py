@@ -54,7 +54,11 @@ def run(args: Namespace) -> int:
         "--input-format": BUILT_IN,
         "--fail-on": ("warning", "critical", *(f"grade:{grade}" for grade in "ABCDF")),
     }
-    words = {"devices": devices, "history": tuple(METRICS), "completion": SHELLS}
+    words = {
+        "devices": devices,
+        "history": tuple(name for name, metric in METRICS.items() if metric.on_card),
+        "completion": SHELLS,
+    }
     commands = []
     for name, about in COMMANDS.items():
         try:

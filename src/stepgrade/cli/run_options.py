@@ -12,6 +12,7 @@ import msgspec
 from stepgrade.cli.parser import Parser, option
 from stepgrade.cli.streams import ProgressLine, complain, progress_line
 from stepgrade.config import DEFAULT_PATH, Config, load_config
+from stepgrade.errors import BadOption
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from stepgrade.hardware.cost.plan import (
     ALLOCATORS,
@@ -55,6 +56,7 @@ ORIGIN = (
     option("--commit SHA", "default: the checkout's, or CI's"),
     option("--branch NAME", "default: the checkout's, or CI's"),
     option("--label NAME=TEXT ...", "may be repeated"),
+    option("--date WHEN", "when it was made: a day, a time, or commit for that of the commit (default: now)"),
 )
 STEPS = option("--steps FIRST-LAST", "only these steps of a trace, such as 3-7")
 THROUGHPUT = option(
@@ -156,9 +158,10 @@ _MANY_RANKS = (
 )
 
 
-def add_sources(parser: Parser) -> None:
+def add_sources(parser: Parser, *, may_be_none: bool = False) -> None:
     """Add the sources of one run, and which of its steps to look at."""
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="files or directories of one run")
+    nargs = "*" if may_be_none else "+"
+    parser.add_argument("sources", metavar="SOURCE", nargs=nargs, help="files or directories of one run")
     parser.add(STEPS)
     parser.add(*_MANY_RANKS, group="many ranks")
 
@@ -249,11 +252,17 @@ def config_from(args: Namespace) -> Config:
 def save_run(card: Scorecard, args: Namespace) -> None:
     """Add a run to the history, and report its number on standard error."""
     from stepgrade.store import NewRun, open_history
-    from stepgrade.store.git import branch_here, commit_here
+    from stepgrade.store.git import branch_here, commit_here, date_of
 
+    commit, made_at = args.commit or commit_here(), args.date
+    if made_at == "commit":
+        made_at = date_of(commit) if commit else None
+        if made_at is None:
+            raise BadOption("the date of the commit is not known here", field="date", hint="give a day")
     run = NewRun(
         card=card,
-        commit=args.commit or commit_here(),
+        commit=commit,
+        added_at=made_at,
         branch=args.branch or branch_here(),
         labels=dict(args.label),
     )

@@ -160,6 +160,11 @@ class ProgressLine:
         per_step = show_ms((now - since) * 1e3 / max(1, steps - before))
         self._write(f"{_CLEAR_LINE}recording: step {steps}, {per_step} per step; Ctrl-C ends it")
 
+    def show(self, text: str) -> None:
+        """Show what is going on."""
+        self._shown = True
+        self._write(f"{_CLEAR_LINE}{text[: columns_of(sys.stderr) - 1]}")
+
     def clear(self) -> None:
         """Remove the line, if it was ever shown."""
         if self._shown:

@@ -41,6 +41,7 @@ class GateTable(Sensitivity, frozen=True, kw_only=True):
     """Table [gate]."""
 
     cannot_tell: Literal["fail", "pass"] = "fail"
+    probably_slower: Literal["fail", "pass"] = "pass"
     fail_on: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()
 

@@ -187,6 +187,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drift_least_steps: Annotated[int, whole("TraceML")] = 20
 
     # The whole run, as its log tells it.
+    rl_part_share: Annotated[float, share("ours")] = 0.40
     pause_info_share: Annotated[float, share("ours")] = 0.02
     pause_warning_share: Annotated[float, share("ours")] = 0.05
     pause_critical_share: Annotated[float, share("ours")] = 0.20

@@ -30,6 +30,7 @@ _CONTENT = {
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
     "stepgrade.hardware.planner.PlanTable": ("hardware", "plans"),
     "stepgrade.whatif.answers.WhatIf": ("whatif", "blocks"),
+    "stepgrade.model.fix.FixReport": ("fix", "blocks"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")
 

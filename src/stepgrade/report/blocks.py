@@ -190,6 +190,13 @@ class Bullets(Struct, frozen=True):
     look: Literal["", "reasons", "note", "todo", "regressions", "alone"] = ""  # on a page
 
 
+class Code(Struct, frozen=True):
+    """Text whose lines stay as they are, such as a diff."""
+
+    text: str
+    only: Only = None
+
+
 class Chart(Struct, frozen=True):
     """A series of values with labels for the highest and the lowest, and where its level changes."""
 
@@ -207,7 +214,9 @@ class Differences(Struct, frozen=True):
     only: Only = None
 
 
-Block = Title | Space | Heading | Paragraph | Badge | Facts | Bars | Table | Bullets | Chart | Differences
+Block = (
+    Title | Space | Heading | Paragraph | Badge | Facts | Bars | Table | Bullets | Code | Chart | Differences
+)
 
 
 def bullets(texts: Iterable[str], *, style: str | None = None, is_spaced: bool = False) -> Bullets:

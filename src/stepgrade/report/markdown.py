@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from stepgrade.report.blocks import (
@@ -10,6 +11,7 @@ from stepgrade.report.blocks import (
     Bars,
     Block,
     Bullets,
+    Code,
     Differences,
     Facts,
     Heading,
@@ -19,7 +21,7 @@ from stepgrade.report.blocks import (
     Title,
 )
 from stepgrade.report.names import markdown as escaped
-from stepgrade.report.names import without_line_commands
+from stepgrade.report.names import printable, without_line_commands
 
 _NAME_CELLS = 200
 _TEXT_CELLS = 1000
@@ -36,7 +38,7 @@ def write(blocks: Iterable[Block]) -> str:
     return without_line_commands("\n\n".join(part for part in parts if part), r"\::") + "\n"
 
 
-def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of block
+def _lines(block: Block) -> list[str]:  # noqa: C901, PLR0911  a case for each type of block
     match block:
         case Title():
             return [f"## {escaped(block.heading, _NAME_CELLS)}"] if block.heading else []
@@ -72,6 +74,9 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
                 for row in block.rows
                 if row.only in MARKDOWN
             ]
+        case Code():
+            fence = "`" * max(3, len(max(re.findall(r"`+", block.text), key=len, default="")) + 1)
+            return [f"{fence}diff", *map(printable, block.text.splitlines()), fence]
         case Differences():
             points = [f"- {escaped(text, _TEXT_CELLS)}" for text in block.texts]
             return [_styled(_capital(block.headline), "title"), "", *points]

@@ -167,6 +167,7 @@ BOTTLENECKS = {
     "memory_bw": "Memory bandwidth",
     "input": "Waiting for input",
     "communication": "Communication",
+    "straggler": "Waiting for a late rank",
     "host": "Host work",
     "unknown": "Not known",
 }

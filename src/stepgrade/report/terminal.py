@@ -17,6 +17,7 @@ from stepgrade.report.blocks import (
     Bullet,
     Bullets,
     Chart,
+    Code,
     Column,
     Differences,
     Facts,
@@ -26,7 +27,7 @@ from stepgrade.report.blocks import (
     Table,
     Title,
 )
-from stepgrade.report.names import cells, shortened, without_line_commands, wrapped
+from stepgrade.report.names import cells, printable, shortened, without_line_commands, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -214,6 +215,12 @@ class _Canvas:
                 self.line()
             first = f"{' ' * row.indent}{self.style(row.mark, row.mark_style)} "
             self.paragraph(row.text, " " * (row.indent + len(row.mark) + 1), first, row.style)
+
+    def draw_code(self, code: Code) -> None:
+        """Draw each line as it is, in full: a diff that is cut could not be applied."""
+        for line in code.text.splitlines():
+            style = {"+": "good", "-": "bad"}.get(line[:1]) if line[:3] not in ("+++", "---") else "title"
+            self.line(f"  {self.style(printable(line), style)}")
 
     def draw_differences(self, block: Differences) -> None:
         self.draw_paragraph(Paragraph(block.headline, style="title", mark="!"))
