@@ -11,7 +11,7 @@ import pytest
 from tests.record.forked import start
 
 LOOP = """
-import ctypes, os, sys
+import ctypes, os, sys, time
 import torch
 import stepgrade as sg
 from stepgrade.record import kineto
@@ -45,6 +45,9 @@ def test_its_thread_is_gone_after_the_window_and_profilers_work_without(tmp_path
         recorder._recording.lines.pause()
         while kineto._threads:  # it did not wait yet when the window was closed
             train(1)
+        until = time.monotonic() + 20
+        while threads() > before and time.monotonic() < until:  # a joined thread leaves /proc a little later
+            time.sleep(0.01)
         print(threads() - before)
         recorder.close()
         with profile() as found:
