@@ -11,7 +11,7 @@ from msgspec import structs
 
 from stepgrade.fix.changes import Equality
 from stepgrade.fix.judge import Base, gain_of, same_work
-from stepgrade.fix.run import LOOKS
+from stepgrade.fix.run import LEAST_ROUNDS, MOST_ROUNDS
 from stepgrade.fix.trial import StepSeen, Trial, Witnessed
 
 
@@ -121,7 +121,7 @@ def test_without_a_loss_nothing_is_known() -> None:
 def test_a_gain_is_that_of_the_pairs() -> None:
     """A machine that becomes twice as slow between pairs changes nothing."""
     base = [100.0, 200.0, 100.0, 200.0]
-    found = gain_of(base, [0.8 * one for one in base], len(LOOKS))
+    found = gain_of(base, [0.8 * one for one in base])
     assert found.gain == pytest.approx(0.2)
     assert found.low < 0.2 < found.high
     assert found.rounds == 4
@@ -131,11 +131,11 @@ def decided(gain: float, noise: float, draw: random.Random, least: float = 0.02)
     """Run the rounds of one candidate as `fix` does; return what the first look that decides says."""
     base: list[float] = []
     changed: list[float] = []
-    for rounds in range(1, LOOKS[-1] + 1):
+    for rounds in range(1, MOST_ROUNDS + 1):
         base.append(math.exp(draw.gauss(0.0, noise)))
         changed.append((1.0 - gain) * math.exp(draw.gauss(0.0, noise)))
-        if rounds in LOOKS:
-            found = gain_of(base, changed, len(LOOKS))
+        if rounds >= LEAST_ROUNDS:
+            found = gain_of(base, changed)
             if found.low > least:
                 return "accepted"
             if found.high < least:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+from msgspec import Struct
+
 from stepgrade.compare.effect import NEAR_LEVEL, Effect
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.metrics import COMPARED, DEFAULT_SENSITIVITY, LEVEL, outcome_of
@@ -27,6 +29,31 @@ FEWEST_PAIRS = 3
 _PRIOR = 25.0
 # Pairs never agree better than this.
 _LEAST_NOISE = 0.001
+
+
+class PairedShift(Struct, frozen=True):
+    """How far two sides differ in runs that were made in turns: the mean of the pairs' logarithms."""
+
+    shift: float
+    deviation: float
+    pairs: int
+
+    @property
+    def error(self) -> float:
+        """Return the standard error of the shift."""
+        return max(self.deviation, _LEAST_NOISE) / math.sqrt(self.pairs)
+
+    def reach(self, level: float) -> float:
+        """Return how far the interval reaches to each side; it holds at all looks together."""
+        return min(reach_of(level, self.pairs) * self.error, math.log(100.0))
+
+
+def paired_shift(pairs: Sequence[tuple[float, float]]) -> PairedShift:
+    """Return how far the second of each pair is from the first; of two pairs or more."""
+    apart = [math.log(now / before) for before, now in pairs]
+    shift = mean(apart)
+    deviation = math.sqrt(math.fsum((log - shift) ** 2 for log in apart) / (len(apart) - 1))
+    return PairedShift(shift, deviation, len(apart))
 
 
 def changes_in_turns(
@@ -69,11 +96,9 @@ def is_decided(comparison: Comparison) -> bool:
 
 
 def _change(name: str, values: Sequence[tuple[float, float]], sensitivity: Sensitivity) -> MetricChange:
-    apart = [math.log(now / before) for before, now in values]
-    count, shift = len(apart), mean(apart)
-    deviation = math.sqrt(math.fsum((log - shift) ** 2 for log in apart) / (count - 1))
-    error = max(deviation, _LEAST_NOISE) / math.sqrt(count)
-    reach, near = (min(reach_of(level, count) * error, math.log(100.0)) for level in (LEVEL, NEAR_LEVEL))
+    paired = paired_shift(values)
+    shift, error, count = paired.shift, paired.error, paired.pairs
+    reach, near = paired.reach(LEVEL), paired.reach(NEAR_LEVEL)
     metric = METRICS[name]
     sides = [[value[side] for value in values] for side in (0, 1)]
     differ = max(max(side) / min(side) - 1.0 for side in sides)
@@ -95,7 +120,7 @@ def _change(name: str, values: Sequence[tuple[float, float]], sensitivity: Sensi
         "improved": f"in every look beyond the noise of the pairs: surely {bounds}",
         "probably slower": f"probably beyond the noise of the pairs, but not surely ({bounds})",
         "no change": f"within the noise of the pairs: {bounds}",
-        "cannot tell": f"within the noise of the pairs, which differ by {show_share(math.expm1(deviation))}",
+        "cannot tell": f"within the noise of the pairs, which differ by {show_share(math.expm1(paired.deviation))}",
     }
     is_open = outcome in ("cannot tell", "probably slower")
     return MetricChange(
@@ -109,7 +134,7 @@ def _change(name: str, values: Sequence[tuple[float, float]], sensitivity: Sensi
         near_low=effect.near_low,
         near_high=effect.near_high,
         p_value=effect.p_value,
-        noise=Noise(share=math.expm1(deviation), basis="turns", freedom=count - 1),
+        noise=Noise(share=math.expm1(paired.deviation), basis="turns", freedom=count - 1),
         before_runs=count,
         now_runs=count,
         apart=differ,

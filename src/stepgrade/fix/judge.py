@@ -7,17 +7,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from stepgrade.compare.noise import critical
+from stepgrade.compare.turns import paired_shift
 from stepgrade.errors import NotMeasured
 from stepgrade.fix.changes import Equality
 from stepgrade.fix.trial import WARMUP, Trial, Witnessed
 from stepgrade.model.fix import Gain, Loss
-from stepgrade.statistics import mean
 from stepgrade.units import show_bytes, show_share
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 12
 _LEVEL = 0.05  # of all looks at the growing number of rounds together
-_LEAST_SPREAD = 0.005  # of a pair: fewer pairs than this can show are no proof of less noise
 # Relative differences of a loss that are allowed: at the first step, and later, when rounding has grown.
 _FIRST: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-3, "tolerance": 2e-2}
 _LATER: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-2, "tolerance": 5e-2}
@@ -73,14 +70,11 @@ def losses_of(seen: Witnessed) -> list[float | None]:
     return [loss for step in seen.steps for loss in step.losses]
 
 
-def gain_of(base_ms: Sequence[float], changed_ms: Sequence[float], looks: int) -> Gain:
+def gain_of(base_ms: Sequence[float], changed_ms: Sequence[float]) -> Gain:
     """Return what was saved in the rounds so far; the interval holds for all looks together."""
-    logs = [math.log(after / before) for before, after in zip(base_ms, changed_ms, strict=True)]
-    middle, count = mean(logs), len(logs)
-    spread = math.sqrt(sum((log - middle) ** 2 for log in logs) / max(1, count - 1))
-    reach = critical(_LEVEL / looks, max(1, count - 1)) * max(spread, _LEAST_SPREAD) / math.sqrt(count)
-    low, high = (-math.expm1(min(middle + way * reach, 50.0)) for way in (1.0, -1.0))
-    return Gain(gain=-math.expm1(middle), low=low, high=high, rounds=count)
+    paired = paired_shift(list(zip(base_ms, changed_ms, strict=True)))
+    low, high = (-math.expm1(paired.shift + way * paired.reach(_LEVEL)) for way in (1.0, -1.0))
+    return Gain(gain=-math.expm1(paired.shift), low=low, high=high, rounds=paired.pairs)
 
 
 def same_work(base: Base, changed: Trial, equality: Equality) -> Sameness:

@@ -27,8 +27,7 @@ from stepgrade.record.launch import command_line
 from stepgrade.statistics import mean, median
 from stepgrade.units import show_share
 
-# The rounds after which a change is judged; the interval allows for all of these looks.
-LOOKS = (3, 4, 6, 8, 12)
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
 _RECORDED_STEPS, _RECORDED_S = 60, 20.0
 _MEASURED_S = 4.0  # of steps in a trial
 _LEAST_MEASURED, _MOST_MEASURED = 10, 200
@@ -51,7 +50,7 @@ class _Candidate(Struct, kw_only=True):
     @property
     def gain(self) -> Gain | None:
         """Return what it gained so far, once there are enough rounds."""
-        return gain_of(self.base_ms, self.ms, len(LOOKS)) if len(self.ms) >= LOOKS[0] else None
+        return gain_of(self.base_ms, self.ms) if len(self.ms) >= LEAST_ROUNDS else None
 
     def leave_open(self) -> None:
         """Say that the rounds did not decide, and what would."""
@@ -78,7 +77,7 @@ class Tried(Struct, frozen=True, kw_only=True):
 
         Every second round runs in the opposite order, so that a machine that gets slower favours nobody.
         """
-        for number in range(1, LOOKS[-1] + 1):
+        for number in range(1, MOST_ROUNDS + 1):
             waiting = [one for one in candidates if one.verdict is None]
             began = time.monotonic()
             if not waiting or began > until:
@@ -96,7 +95,7 @@ class Tried(Struct, frozen=True, kw_only=True):
         times: dict[int, float] = {}
         for one in turn if number % 2 else reversed(turn):
             name = "the unchanged script" if one is None else one.change.name
-            self.say(f"round {number} of at most {LOOKS[-1]}: {name}")
+            self.say(f"round {number} of at most {MOST_ROUNDS}: {name}")
             trial = self.run({} if one is None else one.settings, None if one is None else one.edited)
             if one is None:
                 self.base_ms.append(step_ms(trial))
@@ -132,7 +131,7 @@ class Tried(Struct, frozen=True, kw_only=True):
     def decide(self, one: _Candidate) -> None:
         """Accept or reject a candidate if its interval decides."""
         gain = one.gain
-        if gain is None or gain.rounds not in LOOKS:
+        if gain is None:
             return
         if gain.low > self.least_gain:
             one.verdict, one.why = "accepted", "faster, and the same work"
