@@ -16,7 +16,6 @@ import sqlite3
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ import stepgrade as sg
 from stepgrade.engine.cache import OWN_FOLDER, Cache
 from stepgrade.errors import BadHistory, BadInput, Unreachable
 from stepgrade.files import DRAFT_NAME, write_by, write_whole
+from stepgrade.fix.copies import source_of
 from stepgrade.fix.trial import Bench, TrialPlan
 from stepgrade.fix.write import write_edits
 from stepgrade.store import NewRun, open_history
@@ -52,7 +52,11 @@ SCENES: dict[str, list[Place]] = {
     "cache": [("engine/cache.py", "Cache.put")],
     "journal": [("record/journal.py", "Journal.append"), ("files.py", "write_by")],
     "script": [("record/script.py", "ScriptRecorder._name_file")],
-    "trial": [("fix/trial.py", "Bench.run"), ("fix/trial.py", "copy_folder"), ("fix/trial.py", "_copy_file")],
+    "trial": [
+        ("fix/trial.py", "Bench.run"),
+        ("fix/copies.py", "Source._copy_folder"),
+        ("fix/copies.py", "Source._copy_link"),
+    ],
     "written": [("fix/write.py", "write_edits")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
@@ -287,11 +291,11 @@ def test_trial(folder: Folder) -> None:
     (work / "inside" / "link").symlink_to(folder.outside)
     (work / "large").mkdir()
     with (work / "large" / "data.bin").open("wb") as large:
-        large.truncate(65 * 2**20)
+        large.truncate(257 * 2**20)
     remove = "import os; [os.remove(n) for n in os.listdir() if os.path.isfile(n) and not os.path.islink(n)]; open('new', 'w')"
     words = (sys.executable, "-c", remove)
     with nothing_foreign_is_touched(folder, "trial"):
-        bench = Bench(words=words, folder=str(work), scratch=str(scratch), deadline=time.monotonic() + 100)
+        bench = Bench(words=words, source=source_of(str(work)), scratch=str(scratch), most_s=100.0)
         trial = bench.run(TrialPlan(steps=5))
     assert (trial.code, trial.ranks, trial.files) == (0, (), frozenset({"new"}))
     assert not (scratch / "trial-0" / "work").exists()

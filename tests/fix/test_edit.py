@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.fix.changes import Edit
-from stepgrade.fix.edit import CannotEdit, diff_of, edited
+from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
 from stepgrade.fix.trial import Site
 
 
@@ -34,7 +34,7 @@ def edit(text: str, call: str, keywords: dict[str, Any], line: str = "") -> str:
         ("a = DataLoader(\n    data\n)", "a = DataLoader(\n    data, num_workers=2\n)"),
         (
             "a = DataLoader(\n    data,  # mine\n)",
-            "a = DataLoader(\n    data,\n    num_workers=2,  # mine\n)",
+            "a = DataLoader(\n    data,  # mine\n    num_workers=2,\n)",
         ),
         ("a = wrap(DataLoader(data), b)", "a = wrap(DataLoader(data, num_workers=2), b)"),
         ("a = torch.utils.data.DataLoader(data)", "a = torch.utils.data.DataLoader(data, num_workers=2)"),
@@ -109,3 +109,29 @@ def test_a_diff_applies_with_git(tmp_path: Path) -> None:
     for way in ([], ["-R"]):
         subprocess.run(["git", "apply", *way], cwd=tmp_path, input=diff, text=True, check=True)
         assert (tmp_path / "train.py").read_text() == (before if way else after)
+
+
+def test_a_file_keeps_its_line_ends_and_its_mark(tmp_path: Path) -> None:
+    text = "\ufeffimport x\r\nloader = DataLoader(\r\n    data,\r\n    batch_size=8,  # ä\x0c\r\n)\r\n"
+    path = tmp_path / "train.py"
+    path.write_bytes(text.encode())
+    site = Site(call="DataLoader", file=str(path), line=2, calls=1)
+    after = edited(source_text(str(path)), [Edit(site, {"num_workers": 2})])
+    assert after == text.replace("\x0c\r\n", "\x0c\r\n    num_workers=2,\r\n")
+    assert "\n" not in after.replace("\r\n", "")
+
+
+def test_a_line_is_what_python_counts_as_one(tmp_path: Path) -> None:
+    text = "import x\n\x0c\nmodel = f('\u2028')\noptimizer = SGD(model.parameters())\n"
+    site = Site(call="SGD", file="train.py", line=4, calls=1)
+    after = edited(text, [Edit(site, {}, "{model}.compile()")])
+    assert after == text.replace("optimizer", "model.compile()\noptimizer")
+    added = [line for line in diff_of(text, after, "train.py").split("\n")[2:] if line.startswith("+")]
+    assert added == ["+model.compile()"]
+
+
+@pytest.mark.parametrize("data", [b"# \xe4\nx = 1\n", b"x = 1\ry = 2\r"])
+def test_a_file_of_another_encoding_is_left_alone(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "train.py").write_bytes(data)
+    with pytest.raises(CannotEdit):
+        source_text(str(tmp_path / "train.py"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from stepgrade.fix.judge import Base, Sameness, losses_of, same_work
+from stepgrade.errors import NotMeasured
+from stepgrade.fix.copies import source_of
+from stepgrade.fix.judge import Base, Sameness, check_base, losses_of, same_work
 from stepgrade.fix.trial import Bench, Trial, TrialPlan
 from tests.conftest import ROOT
 
@@ -30,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     shutil.copy(HERE / "training.py", folder / "train.py")
     (folder / "data.txt").write_text("mine")
     words = (sys.executable, str(folder / "train.py"), "--rate", "0.01")
-    yield Bench(words=words, folder=str(folder), scratch=str(scratch), deadline=time.monotonic() + 3600)
+    yield Bench(words=words, source=source_of(str(folder)), scratch=str(scratch), most_s=600.0)
     assert sorted(path.name for path in folder.iterdir()) == [
         "data.txt",
         "train.py",
@@ -56,13 +60,13 @@ def test_the_unchanged_training_repeats_and_another_seed_does_not(base: Base) ->
     assert 0.0 < base.band("tolerance") < math.inf
 
 
-def test_the_witness_sees_what_the_script_calls(base: Base) -> None:
+def test_the_witness_sees_what_the_script_calls(bench: Bench, base: Base) -> None:
     seen = base.one.ranks[0]
     text = TRAINING.splitlines()
     for site in seen.sites:
         if site.file:
             assert site.call in text[site.line - 1], site
-            assert site.file.endswith("project0/train.py")
+            assert site.file == str(Path(bench.source.folder, "train.py"))  # not the copy's
     calls = {site.call for site in seen.sites}
     assert calls == {
         "DataLoader",
@@ -102,7 +106,7 @@ def test_an_exact_change_leaves_every_bit(bench: Bench, base: Base, name: str) -
     setting = setting | {"place": site.place} if isinstance(setting, dict) else setting
     trial = with_setting(bench, **{"loader" if name == "cached" else name: setting})
     assert trial.ranks[0].applied
-    found = same_work(base, trial, "exact")
+    found = same_work(base, trial, "exact", counts_alike=name != "checkpointing")
     assert found.problem is None
     assert found.is_known
 
@@ -164,8 +168,9 @@ def test_a_change_that_leaves_work_out_is_not_the_same_work(
     assert found.problem is not None or not found.is_known
 
 
-def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    """Ctrl-C while trials run: the folder is as before, and everything that was started is gone."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, number: int) -> None:
+    """Ctrl-C, a closed terminal, an ended job while trials run: the folder is as before, and everything that was started is gone."""
     folder = tmp_path / "work"
     folder.mkdir()
     slow = TRAINING.replace("gc.collect()", "import time; time.sleep(0.2)")
@@ -184,7 +189,7 @@ def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> No
     while not list(tmp_path.glob("stepgrade-*/trial-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)
-    fix.send_signal(2)
+    fix.send_signal(number)
     fix.communicate(timeout=60)
     assert fix.returncode != 0
     assert [path.name for path in folder.iterdir()] == ["train.py"]
@@ -192,3 +197,42 @@ def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path) -> No
     assert not list(tmp_path.glob("stepgrade-*"))
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running
+
+
+def test_the_flops_of_a_step_are_counted(base: Base) -> None:
+    flops = {trial.ranks[0].flops for trial in (base.one, base.other)}
+    # Forward twice, since it is checkpointed; the gradient of the inputs of the first layer is not needed.
+    assert flops == {2.0 * 8 * (32 * 64 * 3 + 64 * 1 * 3)}
+
+
+def test_a_trial_that_does_not_end_is_ended(bench: Bench, base: Base) -> None:
+    hung = TRAINING.replace("        gc.collect()\n", "        import time; time.sleep(1000)\n")
+    trial = structs.replace(bench, most_s=8.0).run(TrialPlan(steps=STEPS), {"train.py": hung})
+    assert (trial.code, trial.said) == (None, "did not end within 8 s")
+    assert same_work(base, trial, "exact").problem == "did not end within 8 s"
+    with pytest.raises(NotMeasured, match="the unchanged script did not end within 8 s"):
+        check_base(trial)
+
+
+def test_an_installed_package_of_the_folder_is_that_of_the_copy(tmp_path: Path) -> None:
+    """An editable install names the original folder; an edit of it must be tried all the same."""
+    work, scratch, installed = tmp_path / "work", tmp_path / "scratch", tmp_path / "installed"
+    for each in (work / "src" / "mine", scratch, installed):
+        each.mkdir(parents=True)
+    model = "import torch\ndef make(parameters):\n    return torch.optim.SGD(parameters, lr=0.1)\n"
+    (work / "src" / "mine" / "__init__.py").write_text(model)
+    (work / "train.py").write_text(
+        f"import site; site.addsitedir({str(installed)!r})\nimport torch, mine\nmodel = torch.nn.Linear(4, 1)\n"
+        "optimizer = mine.make(model.parameters())\nfor _ in range(9):\n    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    (installed / "mine.pth").write_text(f"{work / 'src'}\n")
+    bench = Bench(
+        words=(sys.executable, "train.py"), source=source_of(str(work)), scratch=str(scratch), most_s=100.0
+    )
+    trial = bench.run(TrialPlan(steps=8))
+    assert [site.file for site in trial.ranks[0].sites if site.call == "SGD"] == [
+        str(work / "src/mine/__init__.py")
+    ]
+    edited = bench.run(TrialPlan(steps=8), {"src/mine/__init__.py": model.replace("lr=0.1", "lr=0.2")})
+    assert edited.ranks[0].weights != trial.ranks[0].weights

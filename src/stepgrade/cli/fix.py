@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options, option
-from stepgrade.cli.streams import complain, progress_line
+from stepgrade.cli.streams import complain, ended_by_signals, progress_line
 from stepgrade.errors import EXIT_OK, BadOption
 
 
@@ -47,14 +48,20 @@ def run(args: Namespace) -> int:
         raise BadOption("--minutes must be above 0")
     if args.write:
         check_clean(os.getcwd(), allow_dirty=args.allow_dirty)
-    with progress_line() as line:
+    budget, began = f" of {args.minutes:g} min", time.monotonic()
+
+    def say(text: str) -> None:
+        if line:
+            line.show(f"{text} ({(time.monotonic() - began) / 60.0:.1f}{budget})")
+
+    with ended_by_signals(), progress_line() as line:
         found = try_fixes(
             args.command,
             as_module=args.as_module,
             budget_s=60.0 * args.minutes,
             allow=args.allow,
             least_gain=args.least_gain,
-            say=line.show if line else (lambda _: None),
+            say=say,
         )
     output.write_result(found, args.format, args.output, args.color)
     if args.write:

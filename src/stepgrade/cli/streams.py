@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -126,6 +127,26 @@ def progress_line(*, quiet: bool = False) -> Iterator[ProgressLine | None]:
         yield line
     finally:
         line.clear()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Turn signals that would end the process at once into an exit that tidies up."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            with suppress(ValueError):  # not in the main thread
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class ProgressLine:

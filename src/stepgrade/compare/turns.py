@@ -115,12 +115,13 @@ def _change(name: str, values: Sequence[tuple[float, float]], sensitivity: Sensi
     )
     outcome = outcome_of(effect, metric, sensitivity, differ)
     bounds = f"{show_delta(effect.low)} to {show_delta(effect.high)}"
+    noise = show_share(math.expm1(paired.deviation))
     words = {
         "regressed": f"in every look beyond the noise of the pairs: surely {bounds}",
         "improved": f"in every look beyond the noise of the pairs: surely {bounds}",
         "probably slower": f"probably beyond the noise of the pairs, but not surely ({bounds})",
         "no change": f"within the noise of the pairs: {bounds}",
-        "cannot tell": f"within the noise of the pairs, which differ by {show_share(math.expm1(paired.deviation))}",
+        "cannot tell": f"within the noise of the pairs, which differ by {noise}",
     }
     is_open = outcome in ("cannot tell", "probably slower")
     return MetricChange(

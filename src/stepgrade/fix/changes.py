@@ -68,6 +68,9 @@ class ScriptChange(Struct, frozen=True, kw_only=True):
     settings: Callable[[Seen], Any] = lambda _: True  # of the patch, if it is not keywords of the call
     keywords: Callable[[Seen], dict[str, Any]] = lambda _: {}  # of the call, at run time and in the edit
     line: str = ""  # an edit before the optimizer is made
+    counts_alike: bool = (
+        True  # whether its FLOPs can be compared: not if they are what it saves, or are unseen
+    )
 
     def is_chosen(self, card: Scorecard) -> bool:
         """Tell whether a finding of the run asks for it."""
@@ -204,6 +207,7 @@ CHANGES = (
         ),
         settings=lambda _: {"compile": True},
         line="{model}.compile()",
+        counts_alike=False,
     ),
     ScriptChange(
         name="autocast-bf16",
@@ -268,6 +272,7 @@ CHANGES = (
             ),
         ),
         settings=lambda _: {"attention": "sdpa"},
+        counts_alike=False,
     ),
     ScriptChange(
         name="no-sync",
@@ -306,6 +311,7 @@ CHANGES = (
         how="the function is called directly",
         patch="checkpointing",
         calls="checkpoint",
+        counts_alike=False,
     ),
     ScriptChange(
         name="no-anomaly-detection",

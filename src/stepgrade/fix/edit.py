@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from stepgrade.fix.changes import Edit
 
@@ -13,8 +15,21 @@ class CannotEdit(Exception):
     """Why a change cannot be written at its place."""
 
 
+def source_text(path: str) -> str:
+    """Return a Python source with its own line ends; raise CannotEdit."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise CannotEdit("it is not UTF-8") from error
+    if "\r" in text.replace("\r\n", ""):
+        raise CannotEdit("its lines end in a way of their own")
+    return text
+
+
 def edited(text: str, edits: Iterable[Edit]) -> str:
     """Return the source after the edits, last line first; raise CannotEdit."""
+    mark = text[: text.startswith("\ufeff")]
+    text = text.removeprefix(mark)
     for edit in sorted(edits, key=lambda edit: edit.site.line, reverse=True):
         call = _call_at(text, edit)
         text = _with_line(text, call, edit.line) if edit.line else _with_keywords(text, call, edit)
@@ -22,17 +37,20 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
         ast.parse(text)
     except SyntaxError as error:
         raise CannotEdit(f"line {error.lineno} would not be Python") from error
-    return text
+    return mark + text
 
 
 def diff_of(before: str, after: str, name: str) -> str:
     """Return a unified diff of a file."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines as Python counts them: no form feed ends one."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _call_at(text: str, edit: Edit) -> ast.Call:
@@ -63,7 +81,7 @@ def _offset(lines: list[str], line: int, column: int) -> int:
 
 def _with_keywords(text: str, call: ast.Call, edit: Edit) -> str:
     """Set keywords of a call; "" is its first argument."""
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     there = {keyword.arg: keyword.value for keyword in call.keywords}
     changes: list[tuple[int, int, str]] = []
     added: list[str] = []
@@ -85,7 +103,7 @@ def _with_keywords(text: str, call: ast.Call, edit: Edit) -> str:
 def _appended(text: str, lines: list[str], call: ast.Call, added: str) -> tuple[int, int, str]:
     """Return where new keywords go: behind the last argument, on a line of their own if that one has one."""
     close = _offset(lines, call.end_lineno or 0, call.end_col_offset or 0) - 1
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     if not arguments:
         return close, close, added
     last = max(arguments, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0))
@@ -98,7 +116,10 @@ def _appended(text: str, lines: list[str], call: ast.Call, added: str) -> tuple[
     is_alone = last.lineno > call.lineno and not lines[last.lineno - 1][: last.col_offset].strip()
     if has_comma and "\n" in rest:
         indent = lines[last.lineno - 1][: len(lines[last.lineno - 1]) - len(lines[last.lineno - 1].lstrip())]
-        return end + comma + 1, end + comma + 1, f"\n{indent}{added}," if is_alone else f" {added},"
+        if is_alone:  # on the next line, behind a comment
+            start = end + rest.index("\n") + 1
+            return start, start, f"{indent}{added},{_line_end(lines, last.lineno)}"
+        return end + comma + 1, end + comma + 1, f" {added},"
     return end, end + (comma + 1 if has_comma else 0), f", {added}"
 
 
@@ -112,7 +133,7 @@ def _with_line(text: str, call: ast.Call, line: str) -> str:
     )
     if not is_plain or not isinstance(first, ast.Call) or not isinstance(first.func, ast.Attribute):
         raise CannotEdit("the optimizer is not made of one model's parameters()")
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     statement = next(
         node
         for node in sorted(
@@ -125,4 +146,9 @@ def _with_line(text: str, call: ast.Call, line: str) -> str:
     indent = lines[statement.lineno - 1][: statement.col_offset]
     if indent.strip():
         raise CannotEdit(f"line {statement.lineno} holds another statement before it")
-    return f"{text[:start]}{indent}{line.format(model=ast.unparse(first.func.value))}\n{text[start:]}"
+    new = line.format(model=ast.unparse(first.func.value))
+    return f"{text[:start]}{indent}{new}{_line_end(lines, statement.lineno)}{text[start:]}"
+
+
+def _line_end(lines: list[str], number: int) -> str:
+    return "\r\n" if lines[number - 1].endswith("\r\n") else "\n"

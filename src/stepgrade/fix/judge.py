@@ -12,12 +12,13 @@ from stepgrade.errors import NotMeasured
 from stepgrade.fix.changes import Equality
 from stepgrade.fix.trial import WARMUP, Trial, Witnessed
 from stepgrade.model.fix import Gain, Loss
-from stepgrade.units import show_bytes, show_share
+from stepgrade.units import show_bytes, show_share, show_si
 
 _LEVEL = 0.05  # of all looks at the growing number of rounds together
 # Relative differences of a loss that are allowed: at the first step, and later, when rounding has grown.
 _FIRST: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-3, "tolerance": 2e-2}
 _LATER: dict[Equality, float] = {"exact": 0.0, "rounding": 1e-2, "tolerance": 5e-2}
+_LEAST_FLOPS = 0.999  # of the base's; a fused operation may count a few less
 _MOST_MEMORY = 1.10  # of the base's peak
 
 
@@ -42,12 +43,7 @@ class Base(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise NotMeasured if there is nothing to compare with."""
         for trial in (self.one, self.other):
-            if not trial.ranks or any(len(rank.steps) < WARMUP + 3 for rank in trial.ranks):
-                problem = "the unchanged script takes too few steps to be compared"
-                raise NotMeasured(problem, hint="let it train longer")
-            if trial.code:
-                problem = f"the unchanged script ends with code {trial.code}: {trial.said}"
-                raise NotMeasured(problem, hint="fix that first")
+            check_base(trial)
 
     @property
     def repeats(self) -> bool:
@@ -65,6 +61,18 @@ class Base(Struct, frozen=True, kw_only=True):
         return max(own, min(_LATER[equality], seeded or math.inf))
 
 
+def check_base(trial: Trial) -> None:
+    """Raise NotMeasured if a trial of the unchanged script failed, or is too short to be compared."""
+    if trial.code is None:
+        raise NotMeasured(f"the unchanged script {trial.said}", hint="a quieter machine would help")
+    if trial.code:
+        problem = f"the unchanged script ends with code {trial.code}: {trial.said}"
+        raise NotMeasured(problem, hint="fix that first")
+    if not trial.ranks or any(len(rank.steps) < WARMUP + 3 for rank in trial.ranks):
+        problem = "the unchanged script takes too few steps to be compared"
+        raise NotMeasured(problem, hint="let it train longer")
+
+
 def losses_of(seen: Witnessed) -> list[float | None]:
     """Return every loss, in order."""
     return [loss for step in seen.steps for loss in step.losses]
@@ -77,9 +85,11 @@ def gain_of(base_ms: Sequence[float], changed_ms: Sequence[float]) -> Gain:
     return Gain(gain=-math.expm1(paired.shift), low=low, high=high, rounds=paired.pairs)
 
 
-def same_work(base: Base, changed: Trial, equality: Equality) -> Sameness:
+def same_work(base: Base, changed: Trial, equality: Equality, *, counts_alike: bool = True) -> Sameness:
     """Compare what a changed trial did with the unchanged one, rank by rank and step by step."""
     unknown = Loss(compared=0, max_relative=None, allowed=0.0)
+    if changed.code is None:
+        return Sameness(problem=changed.said, loss=unknown)
     if changed.code != base.one.code:
         said = f": {changed.said}" if changed.said else ""
         return Sameness(problem=f"it ended with code {changed.code}, not {base.one.code}{said}", loss=unknown)
@@ -88,13 +98,17 @@ def same_work(base: Base, changed: Trial, equality: Equality) -> Sameness:
             problem=f"{len(changed.ranks)} processes trained, not {len(base.one.ranks)}", loss=unknown
         )
     band, furthest = base.band(equality), _largest(base.one, changed)
+    pairs = list(zip(base.one.ranks, changed.ranks, strict=True))
     compared = sum(len(losses_of(rank)) for rank in base.one.ranks)
     loss = Loss(compared=compared, max_relative=furthest, allowed=band)
     problem = next(
         (
             problem
-            for before, after in zip(base.one.ranks, changed.ranks, strict=True)
-            if (problem := _difference(before, after))
+            for before, after in pairs
+            if (
+                problem := _difference(before, after)
+                or (_fewer_flops(before, after) if counts_alike else None)
+            )
         ),
         None,
     ) or _drift(base, changed, equality, loss)
@@ -128,6 +142,12 @@ def _difference(before: Witnessed, after: Witnessed) -> str | None:
         sizes = [show_bytes(one.peak_bytes or 0.0) for one in (after, before)]
         return f"it takes {sizes[0]} of memory, not {sizes[1]}"
     return None
+
+
+def _fewer_flops(before: Witnessed, after: Witnessed) -> str | None:
+    if before.flops is None or after.flops is None or after.flops >= _LEAST_FLOPS * before.flops:
+        return None
+    return f"a step computes {show_si(after.flops, 'FLOP')}, not {show_si(before.flops, 'FLOP')}"
 
 
 def _drift(base: Base, changed: Trial, equality: Equality, loss: Loss) -> str | None:

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from statistics import stdev
 from typing import Any
 
@@ -15,15 +14,16 @@ from msgspec import Struct, structs
 from stepgrade.errors import NotMeasured
 from stepgrade.files import scratch_folder
 from stepgrade.fix.changes import CHANGES, ScriptChange, Seen, Way, cores_here
-from stepgrade.fix.edit import CannotEdit, diff_of, edited
-from stepgrade.fix.judge import Base, Sameness, gain_of, same_work, step_ms
-from stepgrade.fix.trial import WARMUP, Bench, Trial, TrialPlan, files_of
+from stepgrade.fix.copies import Source, source_of
+from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
+from stepgrade.fix.judge import Base, Sameness, check_base, gain_of, same_work, step_ms
+from stepgrade.fix.trial import WARMUP, Bench, Trial, TrialPlan
 from stepgrade.grading import score
 from stepgrade.loading import load
 from stepgrade.model.fix import BaseRun, FixReport, Gain, Predicted, Together, Try, Verdict
 from stepgrade.model.notes import Note
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.record.launch import command_line
+from stepgrade.record.launch import command_line, turns
 from stepgrade.statistics import mean, median
 from stepgrade.units import show_share
 
@@ -32,6 +32,8 @@ _RECORDED_STEPS, _RECORDED_S = 60, 20.0
 _MEASURED_S = 4.0  # of steps in a trial
 _LEAST_MEASURED, _MOST_MEASURED = 10, 200
 _FOR_TOGETHER = 0.35  # of the budget
+_MOST_TIMES_RECORDED, _GRACE_S = 5.0, 30.0  # a trial that takes longer than this is ended
+_COPIED = "trials run in a copy of this folder, without its .git and caches, and with no input"
 Say = Callable[[str], None]
 
 
@@ -73,37 +75,32 @@ class Tried(Struct, frozen=True, kw_only=True):
     say: Say
 
     def in_turns(self, candidates: Sequence[_Candidate], until: float) -> None:
-        """Run the unchanged script and each undecided candidate once a round, until all are decided.
-
-        Every second round runs in the opposite order, so that a machine that gets slower favours nobody.
-        """
-        for number in range(1, MOST_ROUNDS + 1):
+        """Run the unchanged script and each undecided candidate once a round, until all are decided."""
+        for number, is_backwards in turns(MOST_ROUNDS, until):
             waiting = [one for one in candidates if one.verdict is None]
-            began = time.monotonic()
-            if not waiting or began > until:
+            if not waiting:
                 break
-            self.take_turn(number, waiting)
-            if time.monotonic() + (time.monotonic() - began) > until:
-                break
+            order: list[_Candidate | None] = [None, *waiting]
+            self.take_turn(number, order[::-1] if is_backwards else order)
         for one in candidates:
             if one.verdict is None:
                 one.leave_open()
 
-    def take_turn(self, number: int, waiting: Sequence[_Candidate]) -> None:
-        """Run one round, and judge what is decided by it."""
-        turn: list[_Candidate | None] = [None, *waiting]
+    def take_turn(self, number: int, order: Sequence[_Candidate | None]) -> None:
+        """Run one round, and judge what is decided by it; None is the unchanged script."""
         times: dict[int, float] = {}
-        for one in turn if number % 2 else reversed(turn):
+        for one in order:
             name = "the unchanged script" if one is None else one.change.name
             self.say(f"round {number} of at most {MOST_ROUNDS}: {name}")
             trial = self.run({} if one is None else one.settings, None if one is None else one.edited)
             if one is None:
+                check_base(trial)
                 self.base_ms.append(step_ms(trial))
                 self.processor_ms.append(trial.ranks[0].processor_ms)
             elif self.is_same(one, trial):
                 times[id(one)] = step_ms(trial)
-        for one in waiting:
-            if one.verdict is None:
+        for one in order:
+            if one is not None and one.verdict is None:
                 one.base_ms.append(self.base_ms[-1])
                 one.ms.append(times[id(one)])
                 self.decide(one)
@@ -114,7 +111,7 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     def is_same(self, one: _Candidate, trial: Trial) -> bool:
         """Judge the work of a trial, and reject the candidate if it differs."""
-        found = same_work(self.base, trial, one.change.equality)
+        found = same_work(self.base, trial, one.change.equality, counts_alike=one.change.counts_alike)
         if one.sameness is None or found.problem is not None:
             one.sameness = found
         if one.settings and trial.ranks and not trial.ranks[0].applied:
@@ -158,12 +155,14 @@ def try_fixes(
     words = tuple(
         os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word for word in words
     )
-    before = _stamps(folder)
+    source = source_of(folder)
+    before = source.stamps()
     with scratch_folder() as scratch:
-        bench = Bench(words=words, folder=folder, scratch=scratch, deadline=began + 2.0 * budget_s)
+        bench = Bench(words=words, source=source, scratch=scratch, most_s=budget_s)
         say("recording the unchanged script")
         seen, plan = look(bench)
         candidates, tries, ways = choose(seen, frozenset(allow))
+        bench = structs.replace(bench, most_s=_MOST_TIMES_RECORDED * (time.monotonic() - began) + _GRACE_S)
         say("the unchanged script, twice, and once with another seed")
         one, other = bench.run(plan), bench.run(plan)
         base = Base(one=one, other=other, seeded=bench.run(structs.replace(plan, other_seed=True)))
@@ -178,11 +177,11 @@ def try_fixes(
             say=say,
         )
         tried.in_turns(candidates, began + (1.0 - _FOR_TOGETHER) * budget_s)
-        tries = [*(_outcome(each, seen, ways[each.change.name], folder) for each in candidates), *tries]
+        tries = [*(_outcome(each, seen, ways[each.change.name], source) for each in candidates), *tries]
         together, texts = _together(
             tried, [each for each in candidates if each.verdict == "accepted"], ways, began + budget_s
         )
-    written = sorted(name for name, stamp in _stamps(folder).items() if before.get(name) != stamp)
+    written = sorted(name for name, stamp in source.stamps().items() if before.get(name) != stamp)
     notes = [Note("wrote_here", f"trials wrote {name} in the folder itself") for name in written[:3]]
     if not base.repeats:
         notes.append(
@@ -219,11 +218,14 @@ def look(bench: Bench) -> tuple[Seen, TrialPlan]:
     plan = TrialPlan(steps=_RECORDED_STEPS, seconds=_RECORDED_S, least_steps=2 * WARMUP + 4, is_recorded=True)
     trial = bench.run(plan)
     said = f": {trial.said}" if trial.said else ""
+    if trial.code is None:
+        raise NotMeasured(f"the script {trial.said}", hint="give a larger {minutes}")
     if not trial.ranks or not trial.recording:
         text = f"no step of a torch optimizer was seen; the script ended with code {trial.code}{said}"
-        raise NotMeasured(text)
+        raise NotMeasured(text, hint=_COPIED)
     if trial.code:
-        raise NotMeasured(f"the script ends with code {trial.code}{said}", hint="fix that first")
+        hint = f"if it runs without stepgrade: {_COPIED}"
+        raise NotMeasured(f"the script ends with code {trial.code}{said}", hint=hint)
     witness = trial.ranks[0]
     natural = len(witness.steps) if witness.how == "ended" else None
     if natural is not None and natural < WARMUP + 3:
@@ -250,20 +252,15 @@ def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Tr
             if change.allow in ("", *allow):
                 candidates.append(_Candidate(change=change, settings={way.patch: way.settings}))
                 continue
-        if not change.rules:  # nothing asked for it
-            continue
-        verdict: Verdict = "does_not_apply" if isinstance(way, str) else "not_tried"
-        finding = next(one for one in seen.card.findings if one.rule in change.rules.split())
-        why = (
-            way
-            if isinstance(way, str)
-            else f"it changes the {change.allow}, which was not allowed"
-            if change.allow
-            else finding.remedy
-        )
-        others.append(
-            _try(change, seen, verdict, why, how=way.how if isinstance(way, Way) else "", where=finding.where)
-        )
+        asked = [one for one in seen.card.findings if one.rule in change.rules.split()]
+        if isinstance(way, str):
+            if asked:
+                others.append(_try(change, seen, "does_not_apply", way, where=asked[0].where))
+        elif way is None:
+            others.append(_try(change, seen, "not_tried", asked[0].remedy, where=asked[0].where))
+        else:
+            why = f"it changes the {change.allow}: --allow {change.allow} would try it"
+            others.append(_try(change, seen, "not_tried", why, how=way.how))
     return candidates, others, ways
 
 
@@ -285,12 +282,12 @@ def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: A
     )
 
 
-def _outcome(one: _Candidate, seen: Seen, way: Way, folder: str) -> Try:
+def _outcome(one: _Candidate, seen: Seen, way: Way, source: Source) -> Try:
     """Return what came of a candidate."""
     site = way.edit.site if way.edit is not None else None
     texts: dict[str, str] = {}
     if way.edit is not None:
-        texts = _texts(folder, [way])[0]
+        texts = _texts(source, [way])[0]
     sameness = one.sameness
     return _try(
         one.change,
@@ -298,28 +295,27 @@ def _outcome(one: _Candidate, seen: Seen, way: Way, folder: str) -> Try:
         one.verdict or "cannot_tell",
         one.why,
         how=way.how,
-        where=None if site is None else f"{os.path.relpath(site.file, folder)}:{site.line}",
+        where=None if site is None else f"{os.path.relpath(site.file, source.folder)}:{site.line}",
         measured=one.gain,
         same_work=None if sameness is None or not sameness.is_known else sameness.problem is None,
         loss=None if sameness is None else sameness.loss,
-        diff=_diff(folder, texts),
+        diff=_diff(source.folder, texts),
     )
 
 
-def _texts(folder: str, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
+def _texts(source: Source, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
     """Return the new text of each file that edits change, and the ways that could be written."""
     texts, done = dict[str, str](), list[Way]()
     kept: dict[str, list[Way]] = {}
     for way in ways:
         path = "" if way.edit is None else way.edit.site.file
-        if not path.startswith(folder + os.sep) or os.path.islink(path) or not os.access(path, os.W_OK):
-            continue  # not the user's own
-        name = os.path.relpath(path, folder)
-        before = Path(folder, name).read_text(encoding="utf-8")
+        name = os.path.relpath(path, source.folder)
+        is_linked = os.path.realpath(path) != path or name.split(os.sep)[0] in source.linked
+        if not path.startswith(source.folder + os.sep) or is_linked or not os.access(path, os.W_OK):
+            continue  # it is not of this folder, or a trial of the edit would write to it
+        edits = [other.edit for other in (*kept.get(name, ()), way) if other.edit is not None]
         try:  # from the pristine text each time, so that lines stay where they were seen
-            new = edited(
-                before, [other.edit for other in (*kept.get(name, ()), way) if other.edit is not None]
-            )
+            new = edited(source_text(path), edits)
         except CannotEdit:
             continue
         kept.setdefault(name, []).append(way)
@@ -330,8 +326,7 @@ def _texts(folder: str, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]
 
 def _diff(folder: str, texts: dict[str, str]) -> str | None:
     diffs = [
-        diff_of(Path(folder, name).read_text(encoding="utf-8"), text, name)
-        for name, text in sorted(texts.items())
+        diff_of(source_text(os.path.join(folder, name)), text, name) for name, text in sorted(texts.items())
     ]
     return "".join(diffs) or None
 
@@ -363,7 +358,7 @@ def _together(
     gain = joined.gain
     if gain is None or joined.verdict != "accepted":
         return None, {}
-    texts, done = _texts(tried.bench.folder, [ways[one.change.name] for one in kept])
+    texts, done = _texts(tried.bench.source, [ways[one.change.name] for one in kept])
     names = tuple(one.change.name for one in kept if ways[one.change.name] in done)
     written: Gain | None = None
     if texts:
@@ -377,7 +372,7 @@ def _together(
         measured=gain,
         same_work=joined.sameness is not None and joined.sameness.problem is None,
         dropped=tuple(dropped),
-        diff=_diff(tried.bench.folder, texts),
+        diff=_diff(tried.bench.source.folder, texts),
         written=written,
         written_changes=names if written is not None else (),
     )
@@ -397,19 +392,9 @@ def _joined(candidates: Sequence[_Candidate]) -> _Candidate:
             else:
                 settings[patch] = value
     loosest = max((one.change for one in candidates), key=lambda change: order.index(change.equality))
+    name = " + ".join(one.change.name for one in candidates)
+    alike = all(one.change.counts_alike for one in candidates)
     return _Candidate(
-        change=structs.replace(loosest, name=" + ".join(one.change.name for one in candidates)),
+        change=structs.replace(loosest, name=name, counts_alike=alike),
         settings=settings,
     )
-
-
-def _stamps(folder: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of each file of the folder."""
-    found = {}
-    for name in files_of(folder, {".venv", "venv"}):
-        try:
-            status = os.lstat(os.path.join(folder, name))
-        except OSError:
-            continue
-        found[name] = (status.st_size, status.st_mtime_ns)
-    return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.decoding import from_json
-from stepgrade.errors import NotMeasured
-from stepgrade.record.launch import INJECTED, OPTIONS, PARENT, SESSION
+from stepgrade.fix.copies import Source
+from stepgrade.record.launch import OPTIONS, session_environment
 from stepgrade.statistics import mean
 
 WARMUP = 3
-_POLL_S, _TERMINATE_S = 0.05, 5.0
-_MOST_COPIED_BYTES, _MOST_COPIED_FILES = 64 * 2**20, 5000  # of one entry of the folder
-_NOT_COPIED = {".git", ".hg", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules"}
+_TERMINATE_S = 5.0
+_MOST_SAID_BYTES = 65_536
 # Trackers stay offline, so that trials appear nowhere.
 _OFFLINE = {
     "WANDB_MODE": "offline",
@@ -87,6 +86,7 @@ class Witnessed(Struct, frozen=True, kw_only=True):
     weights: str
     dtypes: tuple[str, ...]
     peak_bytes: float | None
+    flops: float | None  # of the second step; None if they cannot be counted
     sites: tuple[Site, ...]
 
     @property
@@ -105,11 +105,11 @@ class Witnessed(Struct, frozen=True, kw_only=True):
 class Trial(Struct, frozen=True, kw_only=True):
     """What one trial left."""
 
-    code: int
+    code: int | None  # None if it was ended, because it took too long
     ranks: tuple[Witnessed, ...]
     files: frozenset[str]  # new ones in the copied folder
     seconds: float
-    said: str  # its last line of standard error
+    said: str  # its last line of standard error, or what ended it
     recording: tuple[str, ...] = ()
 
 
@@ -128,95 +128,65 @@ class Bench(Struct, frozen=True, kw_only=True):
     """Where trials run: copies of a folder, below a scratch folder."""
 
     words: tuple[str, ...]  # the command
-    folder: str
+    source: Source
     scratch: str
-    deadline: float  # by the monotonic clock
+    most_s: float  # that a trial may take
 
     def run(self, plan: TrialPlan, edited: dict[str, str] | None = None) -> Trial:
         """Run the command once; `edited` has other texts for some of the folder's files."""
-        number = len(os.listdir(self.scratch))
+        number, folder = len(os.listdir(self.scratch)), self.source.folder
         place = Path(self.scratch, f"trial-{number}")
-        copy, session, outside = place / os.path.basename(self.folder), place / "session", place / "out"
+        copy, session, outside = place / os.path.basename(folder), place / "session", place / "out"
         for each in (session, outside):
             each.mkdir(parents=True)
-        linked = copy_folder(self.folder, str(copy))
+        self.source.copy(str(copy))
         for path, text in (edited or {}).items():
-            (copy / path).write_text(text, encoding="utf-8")
-        before = files_of(str(copy), linked)
-        here = self.folder + os.sep  # what names a file of the folder names that of the copy
-
-        def moved(path: str) -> str:
-            return f"{copy}{os.sep}{path.removeprefix(here)}" if path.startswith(here) else path
-
-        settings = {
-            name: value | {"place": (moved(value["place"][0]), value["place"][1])}
-            if isinstance(value, dict) and "place" in value
-            else value
-            for name, value in plan.settings.items()
-        }
-        words = [moved(word) for word in self.words]
+            (copy / path).write_bytes(text.encode())
+        before = self.source.files(str(copy))
         options = {
             "path": str(outside / "stepgrade.json"),
             "beside": "stepgrade.fix.witness",
-            "plan": msgspec.to_builtins(plan) | {"settings": settings},
+            "plan": msgspec.to_builtins(plan) | {"copy": str(copy), "folder": folder},
         }
         (session / OPTIONS).write_text(json.dumps(options), encoding="utf-8")
+        # What names a file of the folder names that of the copy.
+        words = [re.sub(f"(^|=){re.escape(folder)}(?=/|$)", rf"\1{copy}", word) for word in self.words]
         began = time.monotonic()
         with open(outside / "stderr", "wb") as errors:
             code = self._wait(self._start(words, copy, session, errors.fileno()))
-        said = (outside / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        ranks = [
-            self._own(from_json(path.read_bytes(), Witnessed), str(copy))
-            for path in session.glob("witness-*")
-        ]
+        said = f"did not end within {self.most_s:.0f} s" if code is None else _last_line(outside / "stderr")
+        ranks = [from_json(path.read_bytes(), Witnessed) for path in session.glob("witness-*")]
         trial = Trial(
             code=code,
             ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
-            files=frozenset(files_of(str(copy), linked) - before),
+            files=frozenset(self.source.files(str(copy)) - before),
             seconds=time.monotonic() - began,
-            said=said[-1] if said else "",
+            said=said,
             recording=tuple(str(path) for path in sorted(outside.glob("stepgrade*.json"))),
         )
         shutil.rmtree(copy, ignore_errors=True)
         return trial
 
-    def _own(self, seen: Witnessed, copy: str) -> Witnessed:
-        """Return it with the paths of the user's own folder instead of the copy's."""
-        real = os.path.realpath(copy)
-
-        def own(path: str) -> str:
-            for prefix in (copy, real):
-                if path.startswith(prefix + os.sep):
-                    return self.folder + path.removeprefix(prefix)
-            return path
-
-        return msgspec.structs.replace(
-            seen, sites=tuple(msgspec.structs.replace(site, file=own(site.file)) for site in seen.sites)
-        )
-
     def _start(self, words: list[str], copy: Path, session: Path, errors: int) -> subprocess.Popen[bytes]:
-        before = os.environ.get("PYTHONPATH", "")
-        folders = [os.fspath(INJECTED), *(before.split(os.pathsep) if before else ())]
-        own = {SESSION: str(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
+        # A package that is installed from the folder comes from the copy.
+        packages = [str(each) for each in (copy, copy / "src") if each.is_dir()]
         tracked = {name: str(session.parent / "out" / folder) for name, folder in _TRACKED_FOLDERS.items()}
         return subprocess.Popen(  # noqa: S603  what the user asked for
             words,
             cwd=copy,
-            env={**os.environ, **_OFFLINE, **tracked, **own},
+            env={**os.environ, **_OFFLINE, **tracked, **session_environment(session, packages)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             start_new_session=True,
         )
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end; whatever is left of its group is ended, also when this is interrupted."""
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Wait for the end, None if it takes too long; what is left of the group is ended in any case."""
         try:
-            while process.poll() is None:
-                if time.monotonic() > self.deadline:
-                    raise NotMeasured("the budget ended during a trial", hint="give a larger {minutes}")
-                time.sleep(_POLL_S)
-            return process.returncode
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(self.most_s)
+            return None
         finally:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError, PermissionError):
@@ -225,53 +195,9 @@ class Bench(Struct, frozen=True, kw_only=True):
                     process.wait(_TERMINATE_S)
 
 
-def copy_folder(folder: str, copy: str) -> set[str]:
-    """Copy a folder; return the names of its entries that are too large, which are linked.
-
-    Pipes, devices and what may not be read are left out.
-    """
-    os.makedirs(copy)
-    linked = set[str]()
-    for entry in os.scandir(folder):
-        target = os.path.join(copy, entry.name)
-        if entry.name in _NOT_COPIED or os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-            continue
-        if not _is_small(entry.path):
-            os.symlink(entry.path, target)
-            linked.add(entry.name)
-        elif entry.is_dir(follow_symlinks=False):
-            skipped = shutil.ignore_patterns(*_NOT_COPIED)
-            shutil.copytree(entry.path, target, symlinks=True, ignore=skipped, copy_function=_copy_file)
-        else:
-            _copy_file(entry.path, target)
-    return linked
-
-
-def _copy_file(source: str, target: str) -> None:
-    """Copy a regular file or a link."""
-    if os.path.islink(source) or os.path.isfile(source):
-        with suppress(PermissionError):
-            shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _is_small(path: str) -> bool:
-    count = size = 0
-    for base, _, names in (
-        os.walk(path) if os.path.isdir(path) else [(os.path.dirname(path), [], [os.path.basename(path)])]
-    ):
-        for name in names:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(base, name)).st_size
-            count += 1
-        if size > _MOST_COPIED_BYTES or count > _MOST_COPIED_FILES:
-            return False
-    return True
-
-
-def files_of(folder: str, linked: Sequence[str] | set[str]) -> set[str]:
-    """Return the files below a folder, by their paths in it, without what is only linked."""
-    found = set[str]()
-    for base, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _NOT_COPIED and name not in linked]
-        found.update(os.path.relpath(os.path.join(base, name), folder) for name in names)
-    return found
+def _last_line(path: Path) -> str:
+    """Return the last line of a file, which may be long."""
+    with open(path, "rb") as file:
+        file.seek(-min(_MOST_SAID_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import sys
 import threading
 import time
 import zlib
@@ -25,8 +26,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.flop_counter import flop_registry
 
 from stepgrade.fix.patches import patch
 from stepgrade.record.environment import peak_memory_bytes, rank_and_world
@@ -37,6 +40,33 @@ _SAMPLED_WEIGHTS, _SAMPLED_ELEMENTS = 64, 64
 _GRACE_S = 20.0  # for a script that waits for others at its end
 _OUR_FOLDERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
 SEED = 20_261
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[misc]  torch has no types for it
+    """Counts the FLOPs of all operations that torch has a formula for, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on, self.flops = False, 0.0
+
+    def __enter__(self) -> FlopCounter:
+        self.is_on = True
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it."""
+        found = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += float(formula(*args, **(kwargs or {}), out_val=found))
+        return found
+
+
+def has_compiled() -> bool:
+    """Tell whether dynamo has compiled anything in this process; what it runs cannot be counted."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
 
 
 class Witness:
@@ -58,6 +88,8 @@ class Witness:
         self._shapes, self._digests = 0, list[str]()
         self._first: list[list[float | None]] | None = None
         self._is_written = False
+        self._counter = FlopCounter()
+        self._flops: float | None = None
 
     def note(self, call: str, **arguments: Any) -> tuple[str, int] | None:
         """Note where the script's own code calls something, with the arguments that a change would set."""
@@ -66,12 +98,19 @@ class Witness:
             name = frame.f_code.co_filename
             is_theirs = not name.startswith(("<", *_OUR_FOLDERS)) and "site-packages" not in name
             if is_theirs and f"{os.sep}lib{os.sep}python" not in name:
-                place = os.path.abspath(name), frame.f_lineno
+                place = self._in_folder(os.path.abspath(name)), frame.f_lineno
                 found = self.sites.setdefault((call, *place), {"calls": 0, "arguments": arguments})
                 found["calls"] += 1
                 return place
             frame = frame.f_back
         return None
+
+    def _in_folder(self, path: str) -> str:
+        """Return a path of the copy as that of the user's own folder."""
+        for copy in (self.plan["copy"], os.path.realpath(self.plan["copy"])):
+            if path.startswith(copy + os.sep):
+                return str(self.plan["folder"] + path.removeprefix(copy))
+        return path
 
     def start(self) -> None:
         """Seed what the script leaves unseeded, make the change, and begin to watch.
@@ -134,6 +173,7 @@ class Witness:
             }
         )
         self._losses, self.backwards, self._updates, self._gradients = [], 0, 0, 0
+        self._count_flops()
         if self._first is None:
             self._first = self._some_weights()
         count, after_s = len(self._steps), self.plan["seconds"]
@@ -147,6 +187,14 @@ class Witness:
             timer.daemon = True
             timer.start()
             raise SystemExit(0)
+
+    def _count_flops(self) -> None:
+        """Count the FLOPs of the second step, which is not timed; a compiled model hides its operations."""
+        if len(self._steps) == 1 and not has_compiled():
+            self._counter.__enter__()
+        elif len(self._steps) == 2 and self._counter.is_on:
+            self._counter.__exit__(None, None, None)
+            self._flops = None if has_compiled() else self._counter.flops
 
     def weights(self) -> Iterator[Tensor]:
         """Yield every weight that an optimizer has."""
@@ -188,6 +236,7 @@ class Witness:
             "last_weights": self._some_weights(),
             "weights": digest(weights),
             "dtypes": sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}),
+            "flops": self._flops,
             "peak_bytes": peak_memory_bytes(kind),
             "sites": [
                 {"call": call, "file": file, "line": line, **found}

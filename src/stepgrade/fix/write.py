@@ -41,7 +41,7 @@ def write_edits(folder: str, found: FixReport) -> str:
     together = found.together
     if together is None or together.written is None or together.diff is None:
         return "nothing was written: no accepted change could be tried as an edit of the script"
-    before = {name: Path(folder, name).read_text(encoding="utf-8") for name in found.edits}
+    before = {name: Path(folder, name).read_bytes().decode() for name in found.edits}
     if (
         "".join(diff_of(before[name], found.edits[name], name) for name in sorted(found.edits))
         != together.diff
@@ -51,7 +51,15 @@ def write_edits(folder: str, found: FixReport) -> str:
         )
     back = "".join(diff_of(found.edits[name], before[name], name) for name in sorted(found.edits))
     write_whole(os.path.join(folder, REVERSE), back.encode())
-    for name, text in sorted(found.edits.items()):
-        write_whole(os.path.join(folder, name), text.encode())
+    written = list[str]()
+    try:
+        for name, text in sorted(found.edits.items()):
+            write_whole(os.path.join(folder, name), text.encode())
+            written.append(name)
+    except BaseException:  # a full disk, Ctrl-C: all of it or nothing
+        for name in written:
+            write_whole(os.path.join(folder, name), before[name].encode())
+        os.unlink(os.path.join(folder, REVERSE))
+        raise
     files = ", ".join(sorted(found.edits))
     return f"{', '.join(together.written_changes)} written to {files}; `git apply {REVERSE}` undoes it"

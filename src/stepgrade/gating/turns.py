@@ -30,7 +30,7 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.loading import load
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.scorecard import Baseline, Scorecard
-from stepgrade.record.launch import Place, run_recorded
+from stepgrade.record.launch import Place, run_recorded, turns
 from stepgrade.store.git import copy_at, fork_of, top_here
 
 MOST_PAIRS = 12
@@ -63,13 +63,12 @@ def gate_in_turns(
         raise BadOption("must be at least 2", field="pairs")
     conditions, allowed = grade_conditions(config.gate.fail_on), allowed_fields(config.gate.allow_different)
     made: list[tuple[Baseline, Baseline]] = []
-    began = time.monotonic()
+    until = time.monotonic() + (limits.minutes or math.inf) * 60.0
     with scratch_folder() as scratch:
         commit, places = _places(base, os.path.join(scratch, "base"))
-        for turn in range(1, limits.pairs + 1):
+        for turn, is_backwards in turns(limits.pairs, until):
             found: dict[int, Baseline] = {}
-            # Base, here, here, base: what grows with time affects both alike.
-            for side in (0, 1) if turn % 2 else (1, 0):
+            for side in (1, 0) if is_backwards else (0, 1):
                 progress(f"pair {turn} of at most {limits.pairs}: {'this code' if side else base}")
                 path = Path(scratch) / f"run-{turn}-{side}.json"
                 card, found[side] = _run(words, path, places[side], setup)
@@ -77,8 +76,7 @@ def gate_in_turns(
                     newest = card
             made.append((found[0], found[1]))
             comparison = compare_in_turns(made, config.gate, allowed)
-            spent_s = (time.monotonic() - began) * (turn + 1) / turn
-            if is_decided(comparison) or spent_s > (limits.minutes or math.inf) * 60.0:
+            if is_decided(comparison):
                 break
     count = f"{len(made)} pair{'s' if len(made) != 1 else ''} of runs in turns"
     comparison = structs.replace(comparison, baseline=f"{base} ({commit[:10]}), {count}")

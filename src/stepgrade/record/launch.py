@@ -9,7 +9,8 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 _NO_SCRIPTS = {  # common mistakes, and what is meant
     ".ipynb": ("is a notebook", "jupyter nbconvert makes a script of it"),
-    ".sh": ("is a script for the shell", "stepgrade record bash {}"),
+    ".sh": ("is a script for the shell", "name the shell first: bash {}"),
     ".json": ("is not a script", "to grade a profile: stepgrade score {}"),
     ".gz": ("is not a script", "to grade a profile: stepgrade score {}"),
 }
@@ -102,13 +103,8 @@ def run_recorded(
                 if steps := max((each.steps for each in _recorded(session, path)), default=0):
                     on_steps(steps)
 
-        # Every Python started in it loads stepgrade's `sitecustomize` first.
-        before = os.environ.get("PYTHONPATH", "")
         place = place or Place()
-        first = [os.fspath(INJECTED), *place.packages]
-        folders = dict.fromkeys([*first, *(before.split(os.pathsep) if before else ())])
-        own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
-        code = _run(words, {**os.environ, **own}, look, place)
+        code = _run(words, {**os.environ, **session_environment(session, place.packages)}, look, place)
         try:
             failed, left = session / ".failed", session.glob(f"{_IMPORTED}*")
             return Launched(
@@ -123,11 +119,25 @@ def run_recorded(
             return Launched(code=code, recorded=[], problem=problem)
 
 
+def session_environment(session: Path, packages: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables by which every Python started with them loads stepgrade's `sitecustomize` first.
+
+    `packages` are folders whose packages come before those that are installed.
+    """
+    before = os.environ.get("PYTHONPATH", "")
+    folders = dict.fromkeys([os.fspath(INJECTED), *packages, *(before.split(os.pathsep) if before else ())])
+    return {
+        SESSION: os.fspath(session),
+        PARENT: str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(folders),
+    }
+
+
 def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:
     """Return the program to run and its arguments: Python for a script or module, else as given."""
     words = list(command[1:] if command[:1] == ["--"] else command)
     if not words:
-        raise BadOption("no script given", hint="stepgrade record train.py arguments…")
+        raise BadOption("no script given", hint="name it, and its arguments: train.py --lr 3e-4")
     if as_module:
         return [_python(), "-m", *words]
     first = Path(words[0])
@@ -300,6 +310,18 @@ def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
             where = Path(elsewhere) if elsewhere else path.with_name(claim.name)
             found.append(RecordedProcess(path=where, steps=COUNTER.unpack_from(content)[0]))
     return found
+
+
+def turns(most: int, until: float) -> Iterator[tuple[int, bool]]:
+    """Yield the number of each turn, and whether it runs backwards: what grows with time affects all alike.
+
+    No turn begins that would end after `until`, by the monotonic clock.
+    """
+    began = time.monotonic()
+    for number in range(1, most + 1):
+        yield number, number % 2 == 0
+        if time.monotonic() + (time.monotonic() - began) / number > until:
+            break
 
 
 def run_in_turns(
