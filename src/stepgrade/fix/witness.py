@@ -42,7 +42,7 @@ _OUR_FOLDERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
 SEED = 20_261
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[misc]  torch has no types for it
+class FlopCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts the FLOPs of all operations that torch has a formula for, forward and backward."""
 
     def __init__(self) -> None:
