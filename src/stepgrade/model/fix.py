@@ -53,10 +53,10 @@ class Try(Struct, frozen=True, kw_only=True):
 
     change: str
     what: str
-    how: str
     verdict: Verdict
     why: str
     breaks: str
+    how: str = ""  # what exactly is changed in this script
     where: str | None = None  # the call that the change is for
     predicted: Predicted | None = None
     measured: Gain | None = None
