@@ -45,6 +45,7 @@ from stepgrade.scoring.operations import (
     drop_impossible_counts,
     hotspots,
     operations_of_step,
+    roofs_over,
 )
 from stepgrade.scoring.phases import bottleneck_note, phases_of_step
 from stepgrade.scoring.step_times import RunTimes, StepTimes, kept, times_of
@@ -222,7 +223,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         experts=profile.links.experts if profile.links else (),
         findings=found,
         memory=context.memory,
-        roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
+        roofs=roofs_over(profile, target),
         fingerprint=fingerprint_of(profile, options),
         goodput=context.wall.goodput if context.wall is not None else None,
         printed=profile.facts.printed if profile.facts is not None else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NS_PER_MS = 1_000_000
 BYTES_PER_GB = 1e9
@@ -69,6 +69,11 @@ def show_rate(rate: float | None, unit: str = "tok/s") -> str:
     return f"{rate:,.0f} {unit}" if abs(rate) >= 100 else f"{rate:.1f} {unit}"
 
 
+def show_shared_rate(rate: float, devices: int | None) -> str:
+    """Return what one device allows, times the devices where they are several."""
+    return f"{show_count(devices)} x {show_rate(rate)}" if devices and devices > 1 else show_rate(rate)
+
+
 def show_samples_rate(samples_s: float | None) -> str:
     """Return a throughput in samples per second: images, rows, whatever a batch is made of."""
     return show_rate(samples_s, "samples/s")
@@ -101,14 +106,70 @@ def how_often(count: float) -> str:
     return f"{show_count(round(count, 1) if count < 10 else round(count))} times a step"
 
 
+def show_number(number: float | None, digits: int = 3) -> str:
+    """Return a number without a unit, with so many digits that count and never with an exponent."""
+    if number is None or not math.isfinite(number):
+        return MISSING
+    if number == int(number):
+        return f"{number:,.0f}"
+    places = digits - 1 - math.floor(math.log10(abs(number)))
+    shown = f"{number:,.{min(max(places, 0), 9)}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
 def show_si(amount: float | None, unit: str) -> str:
-    """Return an amount in decimal units (16.9 MB, 6.42 GFLOP), with three digits that count."""
+    """Return an amount in decimal units (16.9 MB, 6.42 GFLOP, 3 FLOP), with three digits that count."""
     if amount is None or not math.isfinite(amount):
         return MISSING
+    if abs(amount) < 1000 and amount == int(amount):
+        return f"{amount:.0f} {unit}"
     size, prefix = next((step for step in _SI_STEPS if abs(amount) >= step[0]), (1.0, ""))
     number = amount / size
     digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2
     return f"{number:,.{digits}f} {prefix}{unit}"
+
+
+# The end of a figure's name -> how it is shown, where the name says its unit.
+_BY_UNIT: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("bytes_per_s", lambda figure: show_si(figure, "B/s")),
+    ("bytes_per_step", show_bytes),
+    ("bytes", show_bytes),
+    ("gb_s", lambda figure: show_si(figure * BYTES_PER_GB, "B/s")),
+    ("share", show_share),
+    ("ms", show_ms),
+    ("us", lambda figure: show_ms(figure / 1e3)),
+    ("seconds", lambda figure: show_ms(figure * 1e3)),
+    ("s", lambda figure: show_ms(figure * 1e3)),
+)
+
+# Shares by another name.
+_SHARES = (
+    "communication",
+    "compute",
+    "drift",
+    "fragmentation",
+    "in_most_steps",
+    "of_link",
+    "of_matmuls",
+    "reached",
+    "slower",
+    "usual",
+)
+
+
+def show_named(name: str, figure: float) -> tuple[str, str]:
+    """Return a figure's name in words, without the unit that it ends in, and the figure with that unit."""
+    for unit, show in _BY_UNIT:
+        if name == unit or name.endswith(f"_{unit}"):
+            words = (
+                name
+                if unit == "share"
+                else name[: -len(unit)].rstrip("_") or {"seconds": "time"}.get(unit, unit)
+            )
+            return words.replace("_", " "), show(figure)
+    if name in _SHARES:
+        return name.replace("_", " "), show_share(figure)
+    return name.replace("_", " "), show_number(figure)
 
 
 def show_figure(figure: float | None) -> str:

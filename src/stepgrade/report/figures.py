@@ -109,6 +109,7 @@ class OperationTable(Figure, frozen=True):
     rows: tuple[tuple[Operation, str | None], ...]
     count: int
     has_links: bool
+    has_roofs: bool
     tail: Tail | None  # what the script's table leaves out
 
 

@@ -20,7 +20,7 @@ from stepgrade.model.scorecard import UNGRADED, Finding, Scorecard
 from stepgrade.model.tracks import RanksTogether, RankTracks, Track
 from stepgrade.protobuf import encode_field as _field
 from stepgrade.protobuf import encode_varint as _varint
-from stepgrade.report.content.scorecard import gain, grade_badge
+from stepgrade.report.content.scorecard import evidence_rows, gain, grade_badge
 from stepgrade.report.names import shortened
 from stepgrade.report.own_paths import OwnPaths, without_own_paths
 from stepgrade.trace.tracks import RankCollector, lay
@@ -195,14 +195,13 @@ def _finding_packets(
     uuid: int, parent: int, rank: int, finding: Finding, span: tuple[int, int]
 ) -> Iterator[bytes]:
     """Yield a track with one slice for a finding."""
-    evidence = ((name.replace("_", " "), str(value)) for name, value in finding.evidence.items())
     notes = {
         "severity": finding.severity,
         "what to do": finding.remedy,
         "gain": gain(finding),
         "how to check": finding.check,
         "where": finding.where or "",
-        "evidence": ", ".join(f"{name} {value}" for name, value in evidence),
+        "evidence": ", ".join(f"{name} {value}" for name, value in evidence_rows(finding)),
     }
     yield _descriptor(uuid, f"{finding.severity}: {finding.rule}", parent, rank=rank)
     yield _slice(uuid, span, finding.claim, notes)

@@ -150,6 +150,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     ceiling: Ceiling
     share: float | None
     counts: bool  # the grade is taken against this one
+    devices: int | None  # that share the run's throughput; a ceiling is of one
 
 
 class Tail(Struct, frozen=True, kw_only=True):
@@ -179,6 +180,7 @@ def standings(card: Scorecard) -> tuple[Standing, ...]:
             ceiling=ceiling,
             share=None if rate is None else rate / ceiling.tok_s,
             counts=ceiling is roof,
+            devices=card.device.count if card.device else None,
         )
         for ceiling in ordered
     )

@@ -11,6 +11,7 @@ from stepgrade.hardware.catalogue import cache_bytes
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Note, Profile
+from stepgrade.model.ceiling import Roof
 from stepgrade.model.operations import PRODUCTS, Operation, ShapeRow
 from stepgrade.naming.work_class import class_of
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
@@ -172,11 +173,24 @@ def _peaks_of(op: Operation, profile: Profile, figures: Figures, dtype: str) -> 
 
     An operation is compared with the peak of its own precision where that was recorded.
     """
-    precision = op.dtype
-    if precision is None or (precision == "fp32" and profile.matmul_dtype == "tf32"):
-        precision = profile.matmul_dtype or dtype
+    precision = _precision_of(op, profile, dtype)
     flops_s = next((rate.per_s for rate in figures.compute(precision)), None)
     return flops_s, next((rate.per_s for rate in figures.bandwidth()), None)
+
+
+def _precision_of(op: Operation, profile: Profile, dtype: str) -> str:
+    if op.dtype is None or (op.dtype == "fp32" and profile.matmul_dtype == "tf32"):
+        return profile.matmul_dtype or dtype
+    return op.dtype
+
+
+def roofs_over(profile: Profile, target: Target) -> tuple[Roof, ...]:
+    """Return the roofs of the run's precision first, of the others in which it multiplies, and of memory."""
+    figures, dtypes = target.figures, {target.dtype: None}
+    if figures.peak_tflops is None:  # a given peak is of one precision
+        products = (op for op in profile.operations if op.kind in PRODUCTS and op.flops)
+        dtypes |= dict.fromkeys(_precision_of(op, profile, target.dtype) for op in products)
+    return (*(roof for dtype in dtypes for roof in figures.compute(dtype)), *figures.bandwidth())
 
 
 def _roof_of(kind: str, row: ShapeRow, peaks: _Peaks, figures: Figures) -> tuple[str | None, float | None]:

@@ -33,7 +33,7 @@ from stepgrade.store.tables import (
     trend_of,
 )
 from stepgrade.store.team import ROLES, ProjectSettings
-from stepgrade.units import show_count, show_delta, show_share
+from stepgrade.units import show_count, show_delta, show_number, show_share
 from stepgrade.web import api
 from stepgrade.web.access import SESSION_COOKIE, Refused
 from stepgrade.web.bodies import AlertChange, NewChannel, NewToken, ProjectName
@@ -314,7 +314,7 @@ def findings(call: ProjectCall) -> Response:
 
 
 def _range(low: float, high: float) -> str:
-    texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (low, high)]
+    texts = [show_number(value) for value in (low, high)]
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 

@@ -13,7 +13,7 @@ from stepgrade.model.activity import HostGaps, KernelTally, LoopTally
 from stepgrade.model.compilation import Compilation
 from stepgrade.scoring.causes import LEAST_LINE_SHARE
 from stepgrade.scoring.phases import PhaseKind
-from stepgrade.units import how_often, show_count, show_ms, show_share
+from stepgrade.units import how_often, show_count, show_ms, show_number, show_share
 
 # PyTorch functions that wrap the operations of a model, a backward pass or an optimizer.
 _CALLING = frozenset(
@@ -203,7 +203,7 @@ def launch_gaps(context: RuleContext) -> Found | None:
     if use is not None and use.queue is not None and use.queue.known_share >= _MOSTLY:
         evidence |= {"queue_depth": use.queue.mean, "queue_empty_share": use.queue.empty_share}
         claim += (
-            f" On average {use.queue.mean:,.2g} launches are queued; the queue is empty for "
+            f" On average {show_number(use.queue.mean, 2)} launches are queued; the queue is empty for "
             f"{show_share(use.queue.empty_share)} of the step."
         )
     return Found(claim, evidence, share, remedy=fewer_launches(context))

@@ -16,6 +16,7 @@ from stepgrade.hardware.ceilings import Costs
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION, Convention
 from stepgrade.hardware.cost.plan import LOSSES, OPTIMIZERS, Plan
 from stepgrade.hardware.models.shape import ModelShape
+from stepgrade.units import show_number
 
 
 class AttentionKind(Struct, frozen=True, kw_only=True):
@@ -263,11 +264,12 @@ class ModelCosts(Struct, frozen=True, kw_only=True):
         """Return the costs that ceilings are made of."""
         return Costs(
             flops=self.flops.hardware,
-            flops_count=f"{self.flops.hardware / 1e9:.4g} GFLOP per token ({self.flops.convention})",
+            flops_count=f"{show_number(self.flops.hardware / 1e9, 4)} GFLOP per token "
+            f"({self.flops.convention})",
             bytes=self.traffic.total,
-            bytes_count=f"{self.traffic.total / 1e6:.4g} MB per token (compulsory traffic)",
+            bytes_count=f"{show_number(self.traffic.total / 1e6, 4)} MB per token (compulsory traffic)",
             link_bytes=self.link.per_token if self.link else None,
-            link_count=f"{self.link.per_token / 1e6:.4g} MB sent per token" if self.link else "",
+            link_count=f"{show_number(self.link.per_token / 1e6, 4)} MB sent per token" if self.link else "",
         )
 
 

@@ -23,7 +23,17 @@ from stepgrade.report.blocks import (
     share_bar,
 )
 from stepgrade.report.names import shortened
-from stepgrade.units import MISSING, show_bytes, show_count, show_ms, show_ranks, show_share
+from stepgrade.units import (
+    BYTES_PER_GB,
+    MISSING,
+    show_bytes,
+    show_count,
+    show_ms,
+    show_number,
+    show_ranks,
+    show_share,
+    show_si,
+)
 
 _SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN, _FRAMES_SHOWN = 4, 4, 8, 3
 _OPERATIONS_WITH_KERNELS = 20
@@ -85,21 +95,19 @@ def _shapes_and_ranks(card: Scorecard) -> Iterator[Detail]:
     )
     bars = []
     for sent in card.collectives:
-        rate = (
-            "" if sent.busbw_gb_s is None else f"{'≥ ' if sent.at_least else ''}{sent.busbw_gb_s:,.4g} GB/s"
-        )
+        rate = "≥ " * sent.at_least + _rate(sent.busbw_gb_s) if sent.busbw_gb_s is not None else ""
         size = MISSING if sent.bytes is None else show_bytes(sent.bytes)
         group = f", {sent.group_size} ranks" if sent.group_size else ""
         group += f", {sent.groups} groups" if sent.groups > 1 else ""
         share = show_share(sent.link_share, 0) if sent.link_share is not None else ""
         narrow = f"{show_ms(sent.ms):>9} {rate:>13}"
-        algorithm = f"{sent.algbw_gb_s:,.4g} GB/s" if sent.algbw_gb_s else MISSING
+        algorithm = _rate(sent.algbw_gb_s or None)
         calls = show_count(sent.calls and round(sent.calls, 1))
         shown = (show_ms(sent.ms), show_ms(sent.wait_ms), rate, share, algorithm, calls)
         name = f"{shortened(sent.name, 60)} {size}{group}"
         bars.append(Bar(name, sent.ms or 0.0, f"{narrow} {share:>5}", shown, narrow))
     fits = "".join(
-        f" {shortened(fit.name, 40)}: {fit.latency_us:,.3g} µs a call and {fit.gb_s:,.4g} GB/s beyond."
+        f" {shortened(fit.name, 40)}: {show_ms(fit.latency_us / 1e3)} a call and {_rate(fit.gb_s)} beyond."
         for fit in card.collective_fits
     )
     yield Detail(
@@ -155,7 +163,7 @@ def _compiled(card: Scorecard) -> Iterator[Detail]:
         bars.append(Bar(", ".join((f"frame {frame.frame}", *known)), frame.ms, figures, (*cells, guard)))
     about = []
     if found.graph_breaks is not None:
-        about.append(f"Graphs break {found.graph_breaks:.3g} times in a steady step")
+        about.append(f"Graphs break {show_number(found.graph_breaks)} times in a steady step")
     if found.guard_ms is not None:
         about.append(f"checking guards takes {show_ms(found.guard_ms)} of it")
     if found.steps:
@@ -174,7 +182,7 @@ def _compiled(card: Scorecard) -> Iterator[Detail]:
         if end.reason:
             name = f"{shortened(_file_of(end.where), 80)} {shortened(end.reason.split(': ')[0], 80)}"
             count = show_count(end.compiles)
-            per_step = MISSING if end.per_step is None else f"{end.per_step:.3g}"
+            per_step = show_number(end.per_step)
             shown = (count, per_step, shortened(end.reason, 200))
             bars.append(Bar(name, float(end.compiles or 0), f"{count}x", shown))
     yield Detail(
@@ -187,6 +195,10 @@ def _compiled(card: Scorecard) -> Iterator[Detail]:
     )
 
 
+def _rate(gb_s: float | None) -> str:
+    return show_si(None if gb_s is None else gb_s * BYTES_PER_GB, "B/s")
+
+
 def _file_of(where: str | None) -> str:
     """Return file.py:line without its directories: the line must not be cut off."""
     return (where or "").rsplit("/", 1)[-1]
@@ -196,7 +208,7 @@ def _on_the_device(card: Scorecard) -> Iterator[Detail]:
     """Yield copies, the kernels under the longest operations, and the device's own counters."""
     bars = []
     for row in card.copies:
-        rate = MISSING if row.gb_s is None else f"{row.gb_s:,.3g} GB/s"
+        rate = _rate(row.gb_s)
         size = MISSING if row.bytes is None else show_bytes(row.bytes)
         cells = show_ms(row.ms), rate, size, show_count(round(row.calls, 1))
         way = _DIRECTIONS.get(row.direction, row.direction)
@@ -214,10 +226,7 @@ def _on_the_device(card: Scorecard) -> Iterator[Detail]:
     for op in card.operations[:_OPERATIONS_WITH_KERNELS]:
         for kernel in op.kernels:
             cores = MISSING if kernel.tensor_cores is None else "yes" if kernel.tensor_cores else "no"
-            blocks, registers = (
-                MISSING if figure is None else f"{figure:,.3g}"
-                for figure in (kernel.blocks_per_sm, kernel.registers)
-            )
+            blocks, registers = map(show_number, (kernel.blocks_per_sm, kernel.registers))
             ms, occupancy = show_ms(kernel.ms), show_share(kernel.occupancy, 0)
             figures = (shortened(op.name, 60), ms, occupancy, blocks, registers, cores)
             bars.append(Bar(shortened(kernel.name, 120), kernel.ms or 0.0, ms, figures))
@@ -230,8 +239,8 @@ def _on_the_device(card: Scorecard) -> Iterator[Detail]:
     )
     bars = []
     for counter in card.kernel_use.counters if card.kernel_use is not None else ():
-        means = (f"{figure:,.5g}" for figure in (counter.mean, counter.least, counter.most))
-        figure = f"{counter.mean:>12,.5g}"
+        means = tuple(show_number(figure, 5) for figure in (counter.mean, counter.least, counter.most))
+        figure = f"{means[0]:>12}"
         bars.append(
             Bar(shortened(counter.name, 120), counter.mean, figure, (*means, show_count(counter.samples)))
         )
@@ -255,7 +264,7 @@ def kernel_sentence(use: KernelUse | None) -> str:
         parts.append(f"tensor cores do {show_share(use.tensor_core_share)} of the matrix products' time")
     if use is not None and use.queue is not None and use.queue.known_share >= _LEAST_KNOWN:
         parts.append(
-            f"{use.queue.mean:,.3g} launches are queued on average, none for "
+            f"{show_number(use.queue.mean)} launches are queued on average, none for "
             f"{show_share(use.queue.empty_share)} of the step"
         )
     return f"{'; '.join(parts)}." if parts else ""

@@ -27,7 +27,15 @@ from stepgrade.report.blocks import (
     share_bar,
 )
 from stepgrade.report.names import BASES, ROOFS, plural
-from stepgrade.units import show_bytes, show_count, show_figure, show_rate, show_share, show_si
+from stepgrade.units import (
+    show_bytes,
+    show_count,
+    show_figure,
+    show_number,
+    show_rate,
+    show_share,
+    show_si,
+)
 
 if TYPE_CHECKING:
     from stepgrade.hardware.catalogue import DeviceTable
@@ -132,8 +140,11 @@ def _rates(measurement: Measurement) -> Facts:
         rates = {"bandwidth": (measurement.bandwidth_gb_s, "GB/s"), **rates}
     rows = {}
     for name, (rate, unit) in rates.items():
-        spread = f"median {rate.median:,.3g}, spread {show_share(rate.spread_share, 0)} over {rate.runs} runs"
-        rows[name] = f"{rate.best:,.3g} {unit} ({spread})"
+        spread = (
+            f"median {show_number(rate.median)}, spread {show_share(rate.spread_share, 0)} over "
+            f"{plural(rate.runs, 'run')}"
+        )
+        rows[name] = f"{show_number(rate.best)} {unit} ({spread})"
     return facts(rows, _NAME_WIDTH)
 
 
@@ -283,7 +294,7 @@ def _token(found: Estimate) -> Iterator[Block]:
         else:
             batch = found.crossing_tokens / found.plan.seq
             tokens = f"{show_count(round(found.crossing_tokens))} tokens per micro-batch"
-            rows["regime"] += f"; that changes at {tokens} (batch {batch:,.2g})"
+            rows["regime"] += f"; that changes at {tokens} (batch {show_number(batch, 2)})"
     yield facts(rows, _LONG_NAME_WIDTH)
     parts = {
         name: getattr(costs.traffic, name)

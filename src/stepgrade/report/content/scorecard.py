@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from stepgrade.contract.types import LEAST_EFFICIENCY
+from stepgrade.contract.types import LEAST_EFFICIENCY, Grade
 from stepgrade.model import Ledger
 from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import has_code, texts_of
@@ -33,15 +33,17 @@ from stepgrade.report.blocks import (
     shorten,
 )
 from stepgrade.report.content.details import details, hang_blocks, kernel_sentence, memory_use_blocks
-from stepgrade.report.names import GRADE_MEANINGS, ROOFS, plural
+from stepgrade.report.names import GRADE_MEANINGS, ROOFS, plural, printable
 from stepgrade.units import (
     show_count,
     show_graded_share,
     show_ms,
+    show_named,
     show_rate,
     show_ratio,
     show_samples_rate,
     show_share,
+    show_shared_rate,
     show_si,
 )
 
@@ -117,8 +119,7 @@ def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
     if card.ceilings and card.throughput_tok_s is not None:
         roof = card.ceilings[0]
         roof_name = ROOFS[roof.kind]
-        each = f"{show_count(card.device.count)} x " if card.device and card.device.count else ""
-        roof_rate = f"{each}{show_rate(roof.tok_s)}"
+        roof_rate = show_shared_rate(roof.tok_s, card.device.count if card.device else None)
         rests_on = f"{show_rate(card.throughput_tok_s)} of {roof_rate}{on}: {roof.convention}"
     else:
         # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
@@ -148,6 +149,22 @@ def _arithmetic(done: Arithmetic | None) -> tuple[str, str]:
     if done.known_share is not None and done.known_share <= 0.995:
         counted = f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
     return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip(), counted
+
+
+def hfu_words(card: Scorecard) -> str | None:
+    """Return the HFU, and that it decides the grade where the MFU would make another."""
+    if card.hfu is None:
+        return None
+    text = f"HFU {show_share(card.hfu)}"
+    if card.mfu is None or card.grade == UNGRADED or not card.ceilings or card.ceilings[0].kind != "compute":
+        return text
+    by_mfu = str(Grade.from_efficiency(card.mfu))
+    if by_mfu == card.grade:
+        return text
+    return (
+        f"{text}: the grade counts all FLOPs that the device must do, recomputation and masked attention "
+        f"included; by MFU it would be {by_mfu}"
+    )
 
 
 def is_worth_showing(done: Arithmetic | None) -> bool:
@@ -183,16 +200,22 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         text = f"{show_samples_rate(card.samples_s)}{own}"
         yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
     for ceiling in card.ceilings:
-        text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
+        allowed = show_shared_rate(ceiling.tok_s, card.device.count if card.device else None)
+        text = f"{allowed}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
     is_in_badge = card.grade != UNGRADED and (card.throughput_tok_s is None or not card.ceilings)
     if is_worth_showing(card.arithmetic) and not is_in_badge:
         yield Fact("Arithmetic", ", ".join(_arithmetic(card.arithmetic)))
     ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
-    mfu, hfu = show_share(card.mfu), show_share(card.hfu)
+    mfu = show_share(card.mfu)
     kernels = kernel_sentence(card.kernel_use).removesuffix(".") or None
     rows: tuple[tuple[str, object, str, Only], ...] = (
-        ("MFU", card.mfu, f"{mfu} ({card.flops_convention}), HFU {hfu}", None),
+        (
+            "MFU",
+            card.mfu,
+            ", ".join(filter(None, (f"{mfu} ({card.flops_convention})", hfu_words(card)))),
+            None,
+        ),
         ("Kernels", kernels, kernels or "", "full"),
         ("Backward", ratio, f"{show_ratio(ratio)} the time of forward", None),
         ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases", None),
@@ -321,6 +344,14 @@ def gain(finding: Finding) -> str:
         return ""
     low, high = show_share(finding.gain_low, 0), show_share(finding.gain_high, 0)
     return f"{low} to {high} of the step" if low != high else f"up to {high} of the step"
+
+
+def evidence_rows(finding: Finding) -> tuple[tuple[str, str], ...]:
+    """Return what a finding rests on: names, and figures with their units."""
+    return tuple(
+        (name.replace("_", " "), printable(value)) if isinstance(value, str) else show_named(name, value)
+        for name, value in finding.evidence.items()
+    )
 
 
 def _advice(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:

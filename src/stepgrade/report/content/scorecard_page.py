@@ -30,7 +30,15 @@ from stepgrade.report.blocks import (
 )
 from stepgrade.report.content import comparison
 from stepgrade.report.content.details import HANG_VERDICTS, details, hang_rows
-from stepgrade.report.content.scorecard import gain, grade_badge, is_from_timeline, is_worth_showing, shares
+from stepgrade.report.content.scorecard import (
+    evidence_rows,
+    gain,
+    grade_badge,
+    hfu_words,
+    is_from_timeline,
+    is_worth_showing,
+    shares,
+)
 from stepgrade.report.figures import (
     Ceilings,
     FindingList,
@@ -53,7 +61,7 @@ from stepgrade.report.figures import (
     empty,
     numbers,
 )
-from stepgrade.report.names import BOTTLENECKS, joined, printable, shortened
+from stepgrade.report.names import BOTTLENECKS, joined, plural, printable, shortened
 from stepgrade.scoring.charts import roofline_of, standings, tail_of
 from stepgrade.units import show_count, show_ms, show_rate, show_samples_rate, show_share, show_si
 
@@ -176,6 +184,7 @@ def _step_sections(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Sectio
             tuple((op, perfetto_link(op.longest, card.source)) for op in card.operations[:OPERATIONS_SHOWN]),
             len(card.operations),
             any(op.longest for op in card.operations),
+            any(op.roof_share is not None for op in card.operations),
             tail_of(card.operations, ROWS_KEPT),
         )
     link = perfetto_link(card.typical_step, card.source)
@@ -320,13 +329,12 @@ def tiles(card: Scorecard, flags: Mapping[str, str]) -> Iterator[tuple[str, str,
         yield "Throughput", "not known", supply
     basis = "average; single steps were not recorded"
     if steps is not None and steps.median_ms is not None:
-        count = f"{show_count(len(steps.samples_ms))} steps"
+        count = plural(len(steps.samples_ms), "step")
         between = interval(show_ms, steps.low_ms, steps.high_ms)
         basis = joined(f"median {show_ms(steps.median_ms)}", between, count)
     yield "Step", show_ms(card.step_time_ms), basis
     if card.mfu is not None:
-        hfu = None if card.hfu is None else f"HFU {show_share(card.hfu)}"
-        yield "MFU", show_share(card.mfu), joined(card.flops_convention, hfu)
+        yield "MFU", show_share(card.mfu), joined(card.flops_convention, hfu_words(card))
     elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
         share = "" if card.arithmetic.share is None else f"{show_share(card.arithmetic.share)} of the peak"
         yield "Arithmetic", show_si(card.arithmetic.achieved_flops_s, "FLOP/s"), share
@@ -376,19 +384,10 @@ def _finding(finding: Finding, card: Scorecard) -> FindingRow:
     spans = {op.name: op.longest for op in card.operations}
     names = (value for value in finding.evidence.values() if isinstance(value, str))
     named = next((spans[name] for name in names if name in spans), None)
-    evidence = []
-    for name, value in finding.evidence.items():
-        if isinstance(value, str):
-            shown = printable(value)
-        elif name.endswith("_ms"):
-            shown = show_ms(value)
-        else:
-            shown = show_share(value) if name.endswith("share") else f"{value:,.4g}"
-        evidence.append((name.replace("_", " "), shown))
     return FindingRow(
         finding=finding,
         gain=gain(finding),
-        evidence=tuple(evidence),
+        evidence=evidence_rows(finding),
         link=perfetto_link(named or card.typical_step, card.source),
     )
 
@@ -406,7 +405,11 @@ def _provenance(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         known = f"{done.known_share * 100:.0f} % of the time in matrix products, convolutions and attention"
     # What other runs must share to be compared with this one.
     circumstances = {} if card.fingerprint is None else msgspec.to_builtins(card.fingerprint)
-    pairs = ((name, value) for name, value in circumstances.items() if value not in (None, {}, []))
+    pairs = (
+        (name, ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else value)
+        for name, value in circumstances.items()
+        if value not in (None, {}, [])
+    )
     rows = (
         ("format", joined(card.source.format, card.source.producer)),
         ("device", seen),
@@ -415,7 +418,7 @@ def _provenance(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         ("FLOPs per token", joined(tokens, card.flops_convention) if tokens else ""),
         ("bytes per token", "" if card.bytes_per_token is None else show_si(card.bytes_per_token, "B")),
         ("shapes known for", known),
-        ("fingerprint", ", ".join(f"{name} {value}" for name, value in pairs)),
+        ("fingerprint", "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs)),
         ("scorecard", f"contract v{card.schema_version}"),
     )
     files = tuple(shortened(name, 300) for name in card.source.files[:FILES_SHOWN])

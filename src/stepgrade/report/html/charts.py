@@ -22,7 +22,7 @@ from stepgrade.report.html.plots import Mark, Scale, Tick, even_ticks
 from stepgrade.report.names import BASES, ROOFS, joined, plural, shortened
 from stepgrade.scoring.charts import grouped, histogram, stretches, waiting_share
 from stepgrade.scoring.step_times import RULE, STEADY, marks_of
-from stepgrade.units import show_bytes, show_ms, show_rate, show_share
+from stepgrade.units import MISSING, show_bytes, show_ms, show_share, show_shared_rate
 
 PARTS_SHOWN = 9
 POINTS_SHOWN = 400
@@ -32,6 +32,7 @@ MARKS_SHOWN = 1_500
 LEVELS_SHOWN = 14
 LEAST_WIDTH = 0.15  # percent: about a dot of a narrow screen
 LABEL_CELL = 0.75  # percent of the width that a letter takes
+PLACE_CELLS = 120
 NARROW = 4.0  # a letter takes so many times that of a narrow screen
 RANKS_LISTED = 64
 _WAITS = "waits for others"
@@ -48,7 +49,8 @@ def badge(block: Badge) -> dict[str, Any]:
         for (begin, mark), (following, _) in pairwise(begins)
     ]
     marker = None if block.scale is None else min(100.0, block.scale * 100.0)
-    return {"badge": block, "zones": zones, "marker": marker}
+    look = f"grade-{block.text}" if block.is_grade and block.scale is not None else block.style
+    return {"badge": block, "look": look, "zones": zones, "marker": marker}
 
 
 def ceilings(block: Ceilings) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def ceilings(block: Ceilings) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": f"{ROOFS[ceiling.kind]}, {BASES[ceiling.basis]}",
-                "rate": show_rate(ceiling.tok_s),
+                "rate": show_shared_rate(ceiling.tok_s, row.devices),
                 "share": None if row.share is None else show_share(row.share),
                 "width": width,
                 "reached": 0.0 if row.share is None else min(width, width * row.share),
@@ -153,6 +155,14 @@ def layers(block: LayerChart) -> dict[str, Any]:
         columns.append({"parts": parts, "hit": hit, "middle": x + width / 2})
     return {
         "chart": block,
+        "rows": [
+            (
+                layer_name(layer),
+                *map(show_ms, (layer.fwd_ms, layer.bwd_ms, layer.recompute_ms)),
+                " and ".join(layer.slow),
+            )
+            for layer in shown
+        ],
         "slow": [layer_name(layer) for layer in shown if layer.slow],
         "has_recompute": any(layer.recompute_ms for layer in shown),
         "columns": columns,
@@ -271,7 +281,14 @@ def memory(held: Memory) -> dict[str, Any]:
         "facts": list(memory_rows(held)),
         "curve": drawn,
         "legend": Legend(tuple(part for part in legend if part.name in seen)),
-        "holders": held.holders,
+        "holders": [
+            (
+                shortened(holder.shown, PLACE_CELLS),
+                shortened(holder.category or "", 40),
+                show_bytes(holder.bytes),
+            )
+            for holder in held.holders
+        ],
     }
 
 
@@ -309,7 +326,10 @@ def ranks(block: RankChart) -> dict[str, Any]:
         "ticks": ticks,
         "per_cell": per_cell,
         "count": count,
-        "rows": [(row, waiting_share(row.ledger)) for row in block.ranks[:RANKS_LISTED]],
+        "rows": [
+            (str(row.rank), show_ms(row.step_ms), show_ms(row.wait_ms), show_share(waiting_share(row.ledger)))
+            for row in block.ranks[:RANKS_LISTED]
+        ],
     }
 
 
@@ -317,25 +337,30 @@ def icicle(block: Icicle) -> dict[str, Any]:
     """Return the levels of the icicle, and the longest modules with their paths."""
     modules = block.modules
     longest = sorted(modules, key=lambda module: -module_ms(module))[:MODULES_LISTED]
+    sizes = () if modules[0].memory_bytes is None else ("memory",)
     rows = []
     for module in longest:
         path, at = [shortened(module.name, 60)], module
         while at.parent is not None:
             at = modules[at.parent]
             path.append(shortened(at.name, 60))
-        rows.append((shortened(".".join(reversed(path)), 160), module))
+        size = (signed_bytes(module.memory_bytes),) if sizes else ()
+        times = map(show_ms, (module.fwd_ms, module.bwd_ms, module.recompute_ms))
+        rows.append((shortened(".".join(reversed(path)), 160), *times, *size, show_share(module.share)))
     return {
+        "header": ("module", "forward", "backward", "forward again", *sizes, "of the step"),
         "levels": _levels(modules),
         "share": sum(module.share for module in modules if module.parent is None),
         "has_kernels": any(module.kernels for module in modules),
-        "has_memory": modules[0].memory_bytes is not None,
         "rows": rows,
         "left_out": max(0, len(modules) - MODULES_LISTED),
     }
 
 
-def signed_bytes(count: float) -> str:
+def signed_bytes(count: float | None) -> str:
     """Return bytes with their sign: a module may free more than it allocates."""
+    if count is None:
+        return MISSING
     return f"-{show_bytes(-count)}" if count < 0 else show_bytes(count)
 
 

@@ -84,9 +84,10 @@ ROWS_KEPT = 2_000
 SAMPLES_KEPT = 20_000
 _NAME_CELLS = 200
 _PROSE_CELLS = 800
-_PLACE_CELLS = 120
 _GAPS_SHOWN = 8
 _ACCOUNT_RULES = "/* the accounts of the ledger */"
+# A number with its unit, a dash, or nothing.
+_FIGURE = r"(?:[≥~+\-\u2212\u2013]? ?[\d.,]+x?(?: [^ ]{1,8})?(?: /.*)?|\u2013)?$"
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
@@ -132,12 +133,13 @@ def environment(folder: Path | None = None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.tests["figure"] = lambda text: re.match(_FIGURE, text) is not None
     made.filters |= {
         # A coordinate with as few digits as a screen can show.
         "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         "name": lambda text: shortened(text, _NAME_CELLS, at_words=False),  # as report.js does
         "text": lambda text: shortened(text, _PROSE_CELLS),
-        "place_in_code": lambda text: shortened(text, _PLACE_CELLS),
+        "place_in_code": lambda text: shortened(text, charts.PLACE_CELLS),
         "prose": prose,
         "ms": show_ms,
         "share": show_share,
@@ -235,9 +237,6 @@ def write(block: Shown) -> Markup | str:
 @cache
 def _macros() -> object:
     known = {
-        "density": plots.show_density,
-        "layer_name": charts.layer_name,
-        "signed_bytes": charts.signed_bytes,
         "write": write,
         "media": HTML,
         "perfetto": scorecard_page,

@@ -14,7 +14,7 @@ from stepgrade.model.step_view import Lane, StepView
 from stepgrade.report.figures import LaneChart, Legend, RooflineChart, Slice
 from stepgrade.report.names import BASES, ROOFS, joined, shortened
 from stepgrade.scoring.charts import RoofPoint
-from stepgrade.units import NS_PER_MS, show_count, show_ms, show_share, show_si
+from stepgrade.units import NS_PER_MS, show_count, show_ms, show_number, show_share, show_si
 
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -146,7 +146,16 @@ def roofline(block: RooflineChart) -> dict[str, Any]:
             labels.append(Mark(x=dot.x, y=dot.y, width=dot.width, label=name, look=anchor))
     return {
         "chart": block,
-        "points": points,
+        "rows": [
+            (
+                shortened(point.name, 200, at_words=False),
+                show_ms(point.ms),
+                show_density(point.flops_per_byte),
+                show_si(point.flops_s, "FLOP/s"),
+                show_share(point.roof_share),
+            )
+            for point in points
+        ],
         "above": any((point.roof_share or 0.0) > 1.0 for point in points),
         "classes": CLASSES,
         "bases": BASES,
@@ -189,7 +198,7 @@ def _dot(point: RoofPoint, x: Scale, y: Scale, longest_ms: float, look: str = ""
 
 def show_density(flops_per_byte: float) -> str:
     """Return how many FLOPs an operation does for each byte."""
-    return f"{flops_per_byte:,.0f}" if flops_per_byte >= 10 else f"{flops_per_byte:.3g}"
+    return show_number(flops_per_byte)
 
 
 SLICES_SHOWN = 6_000  # on the page, of all ranks

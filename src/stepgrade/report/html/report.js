@@ -22,6 +22,7 @@
   };
   const digits = (value) => (Math.abs(value) >= 100 ? fixed(value, 0, true) : fixed(value, Math.abs(value) >= 10 ? 1 : 2));
   const si = (value, unit) => {
+    if (Math.abs(value) < 1000 && Number.isInteger(value)) return `${fixed(value, 0)} ${unit}`;
     for (const [size, prefix] of [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
       if (Math.abs(value) >= size) return `${digits(value / size)} ${prefix}${unit}`;
     return `${digits(value)} ${unit}`;
@@ -167,6 +168,43 @@
     }
   }
   for (const table of all("table[data-rows]")) new Table(table);
+
+  // Tables that are complete sort their rows by what these show: figures by their size, whatever the unit, or text.
+  const SIZES = { µs: 1e-3, ms: 1, s: 1e3, min: 6e4, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+  const PREFIXES = { k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18 };
+  const size = (text) => {
+    const found = /^[≥~]? ?([+\-−]?)([\d,]+(?:\.\d+)?)x?(?: (\S+))?/.exec(text);
+    if (!found) return null;
+    const unit = found[3] ?? "";
+    const scale = SIZES[unit] ?? (/^[kMGTPE](B|FLOP)/.test(unit) ? PREFIXES[unit[0]] : 1);
+    return Number(found[2].replaceAll(",", "")) * scale * (found[1] && found[1] !== "+" ? -1 : 1);
+  };
+  for (const table of all("table[data-sorts]")) {
+    const rows = [...table.tBodies[0].rows];
+    const heads = all("th", table);
+    if (rows.length < 2 || rows.some((row) => row.cells.length !== heads.length)) continue;
+    for (const [at, head] of heads.entries()) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      const texts = new Map(rows.map((row) => [row, row.cells[at].textContent.trim()]));
+      const sizes = new Map(rows.map((row) => [row, size(texts.get(row))]));
+      const byText = at === 0 || [...sizes.values()].every((one) => one === null);
+      button.addEventListener("click", () => {
+        const way = head.getAttribute("aria-sort") ?? (byText ? "descending" : "ascending");
+        const sign = way === "descending" ? 1 : -1;
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+        const order = (a, b) => {
+          if (byText) return texts.get(a).localeCompare(texts.get(b), "en", { numeric: true }) * sign;
+          const [x, y] = [sizes.get(a), sizes.get(b)];
+          return x === null || y === null ? (x === null) - (y === null) : (x - y) * sign;
+        };
+        table.tBodies[0].append(...[...rows].sort(order));
+      });
+    }
+  }
 
   // Tooltips, for the pointer and for the keyboard; arrow keys walk along the marks of a chart.
   const tip = document.getElementById("tip");
