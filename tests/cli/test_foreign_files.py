@@ -28,7 +28,7 @@ import stepgrade as sg
 from stepgrade.engine.cache import OWN_FOLDER, Cache
 from stepgrade.errors import BadHistory, BadInput, Unreachable
 from stepgrade.files import DRAFT_NAME, write_by, write_whole
-from stepgrade.fix.copies import source_of
+from stepgrade.fix.copies import original_in
 from stepgrade.fix.trial import Bench, TrialPlan
 from stepgrade.fix.write import write_edits
 from stepgrade.store import NewRun, open_history
@@ -54,8 +54,8 @@ SCENES: dict[str, list[Place]] = {
     "script": [("record/script.py", "ScriptRecorder._name_file")],
     "trial": [
         ("fix/trial.py", "Bench.run"),
-        ("fix/copies.py", "Source._copy_folder"),
-        ("fix/copies.py", "Source._copy_link"),
+        ("fix/copies.py", "Original._copy_folder"),
+        ("fix/copies.py", "Original._copy_link"),
     ],
     "written": [("fix/write.py", "write_edits")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
@@ -295,7 +295,7 @@ def test_trial(folder: Folder) -> None:
     remove = "import os; [os.remove(n) for n in os.listdir() if os.path.isfile(n) and not os.path.islink(n)]; open('new', 'w')"
     words = (sys.executable, "-c", remove)
     with nothing_foreign_is_touched(folder, "trial"):
-        bench = Bench(words=words, source=source_of(str(work)), scratch=str(scratch), most_s=100.0)
+        bench = Bench(words=words, source=original_in(str(work)), scratch=str(scratch), most_s=100.0)
         trial = bench.run(TrialPlan(steps=5))
     assert (trial.code, trial.ranks, trial.files) == (0, (), frozenset({"new"}))
     assert not (scratch / "trial-0" / "work").exists()

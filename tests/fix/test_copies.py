@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepgrade.fix import copies
-from stepgrade.fix.copies import source_of
+from stepgrade.fix.copies import original_in
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def test_what_fits_is_copied_and_what_does_not_is_linked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "_MOST_FILES", 3)
-    source = source_of(str(folder))
-    assert source.linked == {"data", "env"}  # the entry with the most files, and the virtual environment
+    original = original_in(str(folder))
+    assert original.linked == {"data", "env"}  # the entry with the most files, and the virtual environment
     copy = folder.parent / "copy"
-    source.copy(str(copy))
-    assert source.files(str(copy)) == {"train.py", "pkg/model.py"}
+    original.copy(str(copy))
+    assert original.files(str(copy)) == {"train.py", "pkg/model.py"}
     assert (copy / "data").readlink() == folder / "data"
     assert (copy / "env" / "bin" / "python").read_text() == "env/bin/python"  # a command may name it
     assert not (copy / ".git").exists()
@@ -50,7 +50,7 @@ def test_many_entries_that_are_small_alone_are_not_copied_all(
         (folder / f"part-{number}.bin").write_bytes(b"0" * 1000)
     monkeypatch.setattr(copies, "_MOST_BYTES", 4000)
     copy = folder.parent / "copy"
-    source_of(str(folder)).copy(str(copy))
+    original_in(str(folder)).copy(str(copy))
     copied = [path for path in copy.glob("part-*") if not path.is_symlink()]
     assert 1 <= len(copied) <= 4
     assert len(list(copy.glob("part-*"))) == 10
@@ -69,7 +69,7 @@ def test_no_link_of_a_copy_leads_to_a_file_that_is_copied(folder: Path) -> None:
         (folder / name).symlink_to(target)
     copy = folder.parent / "elsewhere" / "copy"
     copy.parent.mkdir()
-    source_of(str(folder)).copy(str(copy))
+    original_in(str(folder)).copy(str(copy))
     for name in ("latest", "absolute", "pkg/up"):
         (copy / name).write_text("written by a trial")
     (copy / "whole" / "new.bin").write_text("written by a trial")
@@ -82,8 +82,8 @@ def test_no_link_of_a_copy_leads_to_a_file_that_is_copied(folder: Path) -> None:
 
 def test_what_trials_write_to_linked_entries_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "_MOST_FILES", 3)
-    source = source_of(str(folder))
-    before = source.stamps()
+    original = original_in(str(folder))
+    before = original.stamps()
     (folder / "data" / "a.bin").write_text("longer than before")
-    after = source.stamps()
+    after = original.stamps()
     assert {name for name in after if after[name] != before.get(name)} == {"data/a.bin"}

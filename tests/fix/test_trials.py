@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from stepgrade.errors import NotMeasured
-from stepgrade.fix.copies import source_of
+from stepgrade.fix.copies import original_in
 from stepgrade.fix.judge import Base, Sameness, check_base, losses_of, same_work
 from stepgrade.fix.trial import Bench, Trial, TrialPlan
 from tests.conftest import ROOT
@@ -34,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     shutil.copy(HERE / "training.py", folder / "train.py")
     (folder / "data.txt").write_text("mine")
     words = (sys.executable, str(folder / "train.py"), "--rate", "0.01")
-    yield Bench(words=words, source=source_of(str(folder)), scratch=str(scratch), most_s=600.0)
+    yield Bench(words=words, original=original_in(str(folder)), scratch=str(scratch), most_s=600.0)
     assert sorted(path.name for path in folder.iterdir()) == [
         "data.txt",
         "train.py",
@@ -66,7 +66,7 @@ def test_the_witness_sees_what_the_script_calls(bench: Bench, base: Base) -> Non
     for site in seen.sites:
         if site.file:
             assert site.call in text[site.line - 1], site
-            assert site.file == str(Path(bench.source.folder, "train.py"))  # not the copy's
+            assert site.file == str(Path(bench.original.folder, "train.py"))  # not the copy's
     calls = {site.call for site in seen.sites}
     assert calls == {
         "DataLoader",
@@ -228,7 +228,10 @@ def test_an_installed_package_of_the_folder_is_that_of_the_copy(tmp_path: Path) 
     )
     (installed / "mine.pth").write_text(f"{work / 'src'}\n")
     bench = Bench(
-        words=(sys.executable, "train.py"), source=source_of(str(work)), scratch=str(scratch), most_s=100.0
+        words=(sys.executable, "train.py"),
+        original=original_in(str(work)),
+        scratch=str(scratch),
+        most_s=100.0,
     )
     trial = bench.run(TrialPlan(steps=8))
     assert [site.file for site in trial.ranks[0].sites if site.call == "SGD"] == [

@@ -15,7 +15,7 @@ _MOST_BYTES, _MOST_FILES = 256 * 2**20, 20_000  # of a copy
 _MOST_LOOKED_AT = 100_000  # files of a folder, before and after the trials
 
 
-class Source(Struct, frozen=True):
+class Original(Struct, frozen=True):
     """The user's folder; virtual environments and large entries are linked instead of copied."""
 
     folder: str
@@ -64,7 +64,7 @@ class Source(Struct, frozen=True):
         return found
 
 
-def source_of(folder: str) -> Source:
+def original_in(folder: str) -> Original:
     """Return a folder as the source of copies; its largest entries are linked until the rest fits."""
     linked, sizes = set[str](), dict[str, tuple[int, int]]()
     for entry in os.scandir(folder):
@@ -78,7 +78,7 @@ def source_of(folder: str) -> Source:
             largest = max(left, key=lambda name: left[name])
             linked.add(largest)
             del left[largest]
-    return Source(folder, frozenset(linked))
+    return Original(folder, frozenset(linked))
 
 
 def _size_of(entry: os.DirEntry[str]) -> tuple[int, int]:

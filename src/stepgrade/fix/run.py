@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from stepgrade.errors import NotMeasured
 from stepgrade.files import scratch_folder
 from stepgrade.fix.changes import CHANGES, ScriptChange, Seen, Way, cores_here
-from stepgrade.fix.copies import Source, source_of
+from stepgrade.fix.copies import Original, original_in
 from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
 from stepgrade.fix.judge import Base, Sameness, check_base, gain_of, same_work, step_ms
 from stepgrade.fix.trial import WARMUP, Bench, Trial, TrialPlan
@@ -155,10 +155,10 @@ def try_fixes(
     words = tuple(
         os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word for word in words
     )
-    source = source_of(folder)
-    before = source.stamps()
+    original = original_in(folder)
+    before = original.stamps()
     with scratch_folder() as scratch:
-        bench = Bench(words=words, source=source, scratch=scratch, most_s=budget_s)
+        bench = Bench(words=words, original=original, scratch=scratch, most_s=budget_s)
         say("recording the unchanged script")
         seen, plan = look(bench)
         candidates, tries, ways = choose(seen, frozenset(allow))
@@ -177,11 +177,11 @@ def try_fixes(
             say=say,
         )
         tried.in_turns(candidates, began + (1.0 - _FOR_TOGETHER) * budget_s)
-        tries = [*(_outcome(each, seen, ways[each.change.name], source) for each in candidates), *tries]
+        tries = [*(_outcome(each, seen, ways[each.change.name], original) for each in candidates), *tries]
         together, texts = _together(
             tried, [each for each in candidates if each.verdict == "accepted"], ways, began + budget_s
         )
-    written = sorted(name for name, stamp in source.stamps().items() if before.get(name) != stamp)
+    written = sorted(name for name, stamp in original.stamps().items() if before.get(name) != stamp)
     notes = [Note("wrote_here", f"trials wrote {name} in the folder itself") for name in written[:3]]
     if not base.repeats:
         notes.append(
@@ -259,7 +259,7 @@ def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Tr
         elif way is None:
             others.append(_try(change, seen, "not_tried", asked[0].remedy, where=asked[0].where))
         else:
-            why = f"it changes the {change.allow}: --allow {change.allow} would try it"
+            why = f"it changes the {change.allow}, which you have not allowed"
             others.append(_try(change, seen, "not_tried", why, how=way.how))
     return candidates, others, ways
 
@@ -282,12 +282,12 @@ def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: A
     )
 
 
-def _outcome(one: _Candidate, seen: Seen, way: Way, source: Source) -> Try:
+def _outcome(one: _Candidate, seen: Seen, way: Way, original: Original) -> Try:
     """Return what came of a candidate."""
     site = way.edit.site if way.edit is not None else None
     texts: dict[str, str] = {}
     if way.edit is not None:
-        texts = _texts(source, [way])[0]
+        texts = _texts(original, [way])[0]
     sameness = one.sameness
     return _try(
         one.change,
@@ -295,23 +295,23 @@ def _outcome(one: _Candidate, seen: Seen, way: Way, source: Source) -> Try:
         one.verdict or "cannot_tell",
         one.why,
         how=way.how,
-        where=None if site is None else f"{os.path.relpath(site.file, source.folder)}:{site.line}",
+        where=None if site is None else f"{os.path.relpath(site.file, original.folder)}:{site.line}",
         measured=one.gain,
         same_work=None if sameness is None or not sameness.is_known else sameness.problem is None,
         loss=None if sameness is None else sameness.loss,
-        diff=_diff(source.folder, texts),
+        diff=_diff(original.folder, texts),
     )
 
 
-def _texts(source: Source, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
+def _texts(original: Original, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
     """Return the new text of each file that edits change, and the ways that could be written."""
     texts, done = dict[str, str](), list[Way]()
     kept: dict[str, list[Way]] = {}
     for way in ways:
         path = "" if way.edit is None else way.edit.site.file
-        name = os.path.relpath(path, source.folder)
-        is_linked = os.path.realpath(path) != path or name.split(os.sep)[0] in source.linked
-        if not path.startswith(source.folder + os.sep) or is_linked or not os.access(path, os.W_OK):
+        name = os.path.relpath(path, original.folder)
+        is_linked = os.path.realpath(path) != path or name.split(os.sep)[0] in original.linked
+        if not path.startswith(original.folder + os.sep) or is_linked or not os.access(path, os.W_OK):
             continue  # it is not of this folder, or a trial of the edit would write to it
         edits = [other.edit for other in (*kept.get(name, ()), way) if other.edit is not None]
         try:  # from the pristine text each time, so that lines stay where they were seen
@@ -358,7 +358,7 @@ def _together(
     gain = joined.gain
     if gain is None or joined.verdict != "accepted":
         return None, {}
-    texts, done = _texts(tried.bench.source, [ways[one.change.name] for one in kept])
+    texts, done = _texts(tried.bench.original, [ways[one.change.name] for one in kept])
     names = tuple(one.change.name for one in kept if ways[one.change.name] in done)
     written: Gain | None = None
     if texts:
@@ -372,7 +372,7 @@ def _together(
         measured=gain,
         same_work=joined.sameness is not None and joined.sameness.problem is None,
         dropped=tuple(dropped),
-        diff=_diff(tried.bench.source.folder, texts),
+        diff=_diff(tried.bench.original.folder, texts),
         written=written,
         written_changes=names if written is not None else (),
     )

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.decoding import from_json
-from stepgrade.fix.copies import Source
+from stepgrade.fix.copies import Original
 from stepgrade.record.launch import OPTIONS, session_environment
 from stepgrade.statistics import mean
 
@@ -128,21 +128,21 @@ class Bench(Struct, frozen=True, kw_only=True):
     """Where trials run: copies of a folder, below a scratch folder."""
 
     words: tuple[str, ...]  # the command
-    source: Source
+    original: Original
     scratch: str
     most_s: float  # that a trial may take
 
     def run(self, plan: TrialPlan, edited: dict[str, str] | None = None) -> Trial:
         """Run the command once; `edited` has other texts for some of the folder's files."""
-        number, folder = len(os.listdir(self.scratch)), self.source.folder
+        number, folder = len(os.listdir(self.scratch)), self.original.folder
         place = Path(self.scratch, f"trial-{number}")
         copy, session, outside = place / os.path.basename(folder), place / "session", place / "out"
         for each in (session, outside):
             each.mkdir(parents=True)
-        self.source.copy(str(copy))
+        self.original.copy(str(copy))
         for path, text in (edited or {}).items():
             (copy / path).write_bytes(text.encode())
-        before = self.source.files(str(copy))
+        before = self.original.files(str(copy))
         options = {
             "path": str(outside / "stepgrade.json"),
             "beside": "stepgrade.fix.witness",
@@ -154,14 +154,16 @@ class Bench(Struct, frozen=True, kw_only=True):
         began = time.monotonic()
         with open(outside / "stderr", "wb") as errors:
             code = self._wait(self._start(words, copy, session, errors.fileno()))
-        said = f"did not end within {self.most_s:.0f} s" if code is None else _last_line(outside / "stderr")
+        with open(outside / "stderr", "rb") as stderr:
+            stderr.seek(-min(_MOST_SAID_BYTES, os.fstat(stderr.fileno()).st_size), os.SEEK_END)
+            *_, last = ["", *stderr.read().decode(errors="replace").strip().splitlines()]
         ranks = [from_json(path.read_bytes(), Witnessed) for path in session.glob("witness-*")]
         trial = Trial(
             code=code,
             ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
-            files=frozenset(self.source.files(str(copy)) - before),
+            files=frozenset(self.original.files(str(copy)) - before),
             seconds=time.monotonic() - began,
-            said=said,
+            said=last if code is not None else f"did not end within {self.most_s:.0f} s",
             recording=tuple(str(path) for path in sorted(outside.glob("stepgrade*.json"))),
         )
         shutil.rmtree(copy, ignore_errors=True)
@@ -193,11 +195,3 @@ class Bench(Struct, frozen=True, kw_only=True):
                     os.killpg(process.pid, number)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_TERMINATE_S)
-
-
-def _last_line(path: Path) -> str:
-    """Return the last line of a file, which may be long."""
-    with open(path, "rb") as file:
-        file.seek(-min(_MOST_SAID_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""

@@ -137,7 +137,7 @@ def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str
     """Return the program to run and its arguments: Python for a script or module, else as given."""
     words = list(command[1:] if command[:1] == ["--"] else command)
     if not words:
-        raise BadOption("no script given", hint="name it, and its arguments: train.py --lr 3e-4")
+        raise BadOption("no script given", hint="name it, followed by its arguments")
     if as_module:
         return [_python(), "-m", *words]
     first = Path(words[0])
