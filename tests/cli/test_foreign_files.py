@@ -295,7 +295,7 @@ def test_trial(folder: Folder) -> None:
     remove = "import os; [os.remove(n) for n in os.listdir() if os.path.isfile(n) and not os.path.islink(n)]; open('new', 'w')"
     words = (sys.executable, "-c", remove)
     with nothing_foreign_is_touched(folder, "trial"):
-        bench = Bench(words=words, source=original_in(str(work)), scratch=str(scratch), most_s=100.0)
+        bench = Bench(words=words, original=original_in(str(work)), scratch=str(scratch), most_s=100.0)
         trial = bench.run(TrialPlan(steps=5))
     assert (trial.code, trial.ranks, trial.files) == (0, (), frozenset({"new"}))
     assert not (scratch / "trial-0" / "work").exists()
