@@ -184,12 +184,12 @@ def _remove_stale_drafts(folder: str, draft: int) -> None:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[str]:
+def scratch_folder(inside: str | None = None) -> Iterator[str]:
     """Give a folder that is removed at the end; raise OSError when there can be none."""
     import shutil  # few commands need it
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix="stepgrade-")
+    folder = tempfile.mkdtemp(prefix="stepgrade-", dir=inside)
     try:
         yield folder
     finally:

@@ -113,6 +113,18 @@ def test_contract_v1_is_the_references_own_text(stepgrade: Run, profile: Path) -
     assert stepgrade("score", profile, *flags, "--format", "json").out == card.to_json() + "\n"
 
 
+def test_contract_v1_on_a_terminal_hides_what_that_would_obey(
+    stepgrade: Run, profile: Path, tmp_path: Path
+) -> None:
+    document = json.loads(profile.read_text())
+    document["per_layer"][0]["ops"] = {"\x1b[2Jop": 300.0}
+    (tmp_path / "odd.json").write_text(json.dumps(document))
+    flags = ("--contract", "v1", "--throughput", 194, "--device", "rtx_4060l")
+    assert "\x1b" not in stepgrade("score", tmp_path / "odd.json", *flags).out
+    markdown = stepgrade("score", tmp_path / "odd.json", *flags, "--format", "markdown").out
+    assert "| \x1b[2Jop |" in markdown, "the reference's own text"
+
+
 def test_contract_v1_with_a_baseline(stepgrade: Run, profile: Path, tmp_path: Path) -> None:
     flags = ("--contract", "v1", "--device", "gb10")
     stepgrade("score", profile, *flags, "--throughput", 400, "--format", "json", "-o", tmp_path / "old.json")

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import http.server
+import io
 import os
 import resource
+import signal
 import socket
 import sqlite3
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +34,8 @@ from stepgrade.files import DRAFT_NAME, write_by, write_whole
 from stepgrade.fix.copies import original_in
 from stepgrade.fix.trial import Bench, TrialPlan
 from stepgrade.fix.write import write_edits
+from stepgrade.record.guard import guarded_folder, main
+from stepgrade.record.launch import SESSION
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.alerts import Alerts, QuietHours
 from stepgrade.store.sqlite import SqliteDatabase, copy_sqlite, leave_wal
@@ -58,6 +63,7 @@ SCENES: dict[str, list[Place]] = {
         ("fix/copies.py", "Original._copy_link"),
     ],
     "written": [("fix/write.py", "write_edits")],
+    "guarded": [("record/guard.py", "guarded_folder"), ("record/guard.py", "main")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
     "outbox": [("store/remote.py", "RemoteHistory._send_all")],
@@ -310,6 +316,33 @@ def test_written(folder: Folder) -> None:
     assert (work / "train.py").read_text() == "a = DataLoader(data, num_workers=2)\n"
     with pytest.raises(BadInput, match="changed while it was tried"):
         write_edits(str(work), found)
+
+
+def test_guarded(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process leaves is removed, and its sessions are ended; sessions of others go on."""
+    scratch = folder.root / "tmp" / "stepgrade-1"
+    folder.fill("tmp", "stepgrade-10")
+    names = [str(scratch / "session"), f"{scratch}0", str(folder.root)]
+    sleepers = [subprocess.Popen(["sleep", "600"], env={SESSION: name}) for name in names]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    try:
+        with nothing_foreign_is_touched(folder, "guarded"):
+            with guarded_folder() as made:
+                Path(made, "file").write_bytes(b"ours")
+            (scratch / "trial-0").mkdir(parents=True)
+            (scratch / "trial-0" / "link").symlink_to(folder.outside)
+            main(str(scratch))
+        assert not scratch.exists()
+        if sys.platform == "linux":
+            assert [sleepers[0].wait(), sleepers[1].poll(), sleepers[2].poll()] == [
+                -signal.SIGKILL,
+                None,
+                None,
+            ]
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
 
 
 def test_temporary(folder: Folder) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from stepgrade.fix import copies
-from stepgrade.fix.copies import original_in
+from stepgrade.fix.copies import Original, original_in
 
 
 @pytest.fixture
@@ -78,6 +79,48 @@ def test_no_link_of_a_copy_leads_to_a_file_that_is_copied(folder: Path) -> None:
     assert not (folder / "data" / "new.bin").exists()
     assert (copy / "outside").read_text() == "more"
     assert not (copy / "dangling").exists()
+
+
+def test_links_below_names_like_special_ones_lead_to_the_copy(folder: Path) -> None:
+    """A folder that begins with two dots is inside, and only a top folder of the name is linked."""
+    for name in ("..hidden/a.txt", "pkg/data/a.txt"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("mine")
+    (folder / "first").symlink_to("..hidden/a.txt")
+    (folder / "second").symlink_to("pkg/data/a.txt")
+    copy = folder.parent / "copy"
+    Original(str(folder), frozenset({"data"})).copy(str(copy))
+    for name in ("first", "second"):
+        (copy / name).write_text("written by a trial")
+    assert (folder / "..hidden" / "a.txt").read_text() == "mine"
+    assert (folder / "pkg" / "data" / "a.txt").read_text() == "mine"
+
+
+def test_a_copy_does_not_hold_the_folder_that_copies_are_in(folder: Path) -> None:
+    scratch = folder / "tmp" / "stepgrade-x"
+    scratch.mkdir(parents=True)
+    (folder / "tmp" / "theirs").write_text("theirs")
+    copy = scratch / "trial-0" / "project"
+    original_in(str(folder)).copy(str(copy), str(scratch))
+    assert sorted(path.name for path in (copy / "tmp").iterdir()) == ["theirs"]
+    assert (copy / "train.py").exists()
+
+
+def test_what_is_removed_while_it_is_copied_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_one = shutil.copy2
+
+    def copy2(path: str, to: str) -> None:
+        if path.endswith("train.py"):
+            Path(path).unlink()
+        copy_one(path, to)
+
+    monkeypatch.setattr(shutil, "copy2", copy2)
+    copy = folder.parent / "copy"
+    original_in(str(folder)).copy(str(copy))
+    assert not (copy / "train.py").exists()
+    assert (copy / "pkg" / "model.py").exists()
 
 
 def test_what_trials_write_to_linked_entries_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

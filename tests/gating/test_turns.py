@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from stepgrade.store.git import copy_at, fork_of
 from tests.conftest import ROOT
+from tests.waiting import running, wait_for
 
 TRAIN = """
 import torch
@@ -62,14 +64,25 @@ class Checkout:
         files = (path for path in self.folder.rglob("*") if path.is_file() and path.name != "index")
         return {str(path): path.read_bytes() for path in files if "__pycache__" not in str(path)}
 
-    def gate(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def gate(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "stepgrade", "gate", *words],
             cwd=self.folder,
-            env=self.environment,
+            env=self.environment | variables,
             capture_output=True,
             text=True,
             check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "stepgrade", "gate", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
 
@@ -122,6 +135,60 @@ def test_what_cannot_be_run_says_why_and_leaves_nothing(
     assert said in ran.stderr
     assert checkout.state() == before
     assert list(checkout.scratch.iterdir()) == []
+
+
+def test_a_hook_of_git_can_run_it(checkout: Checkout) -> None:
+    """Git names the repository and its index to hooks, by absolute paths in a worktree; a copy must not take them."""
+    checkout.commit(work="WORK = 1\n")
+    checkout.git("checkout", "-q", "-b", "change")
+    checkout.commit(work="WORK = 2\n")
+    before = checkout.state()
+    folder = checkout.folder / ".git"
+    own = {
+        "GIT_DIR": str(folder),
+        "GIT_INDEX_FILE": str(folder / "index"),
+        "GIT_WORK_TREE": str(folder.parent),
+    }
+    ran = checkout.gate("--run", f"{sys.executable} -c pass", "--base", "main", **own)
+    assert "recorded no step" in ran.stderr
+    assert checkout.state() == before
+    assert checkout.git("status", "--porcelain", "--branch") == "## change"
+
+
+def test_without_standard_error_the_training_writes_nowhere(checkout: Checkout) -> None:
+    checkout.commit(fails="print('said'); raise SystemExit(7)\n")
+    words = f"{sys.executable} -m stepgrade gate --run '{sys.executable} fails.py' --base HEAD 2>&-"
+    ran = subprocess.run(
+        words, shell=True, cwd=checkout.folder, env=checkout.environment, capture_output=True, check=False
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (3, b"")
+
+
+SLEEPS = """
+import pathlib, signal, subprocess, sys, time
+for name in ("SIGINT", "SIGTERM"):
+    signal.signal(getattr(signal, name), lambda *_: sys.exit(0))  # as trainers do, after a checkpoint
+started = pathlib.Path(sys.argv[1])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(started)], start_new_session=True)
+started.touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environments")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_ending_it_ends_everything(checkout: Checkout, tmp_path: Path, name: str) -> None:
+    checkout.commit(train=SLEEPS)
+    before = checkout.state()
+    started = tmp_path / f"started-{os.urandom(8).hex()}"
+    gate = checkout.start("--run", f"{sys.executable} train.py {started}", "--base", "HEAD")
+    wait_for(started.exists)
+    gate.send_signal(getattr(signal, name))
+    _, errors = gate.communicate()
+    codes = {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}
+    assert gate.returncode == codes[name], errors
+    wait_for(lambda: not running(started.name) and not list(checkout.scratch.iterdir()))
+    assert checkout.state() == before
 
 
 @pytest.mark.slow

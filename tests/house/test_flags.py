@@ -28,8 +28,10 @@ FOREIGN = {
         "--shared",
         "--no-checkout",
         "--detach",
+        "--no-optional-locks",
+        "--porcelain",
+        "--untracked-files",
     },
-    "fix/write.py": {"--porcelain", "--untracked-files"},
     "store/database.py": {"--upgrade"},
     "readers/nsys/__init__.py": {"--type", "--include-json"},
     "readers/rocprof/tables.py": {

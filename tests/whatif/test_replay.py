@@ -7,6 +7,7 @@ played with it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,22 @@ def played_ms(**known: Any) -> float:
     mean = analyse_trace(make_trace(Run(steps=6, **known))).mean_step_ms
     assert mean is not None
     return mean
+
+
+def test_a_refused_run_leaves_no_file_open() -> None:
+    """Whoever holds the error holds its frames, and with them what they read."""
+    closed = []
+
+    def traces() -> Iterator[Trace]:
+        try:
+            yield make_trace(Run(steps=0))
+            yield make_trace(Run(steps=0))
+        finally:
+            closed.append(True)
+
+    with pytest.raises(NotMeasured):
+        sg.what_if(traces())
+    assert closed == [True]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from stepgrade.contract import (
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.hardware.setup import Setup, target_of
 from stepgrade.loading import read_json_text
+from stepgrade.report.names import printable
 
 T = TypeVar("T")
 
@@ -64,14 +65,20 @@ def parity_v1(args: Namespace) -> ParityComparison:
 
 
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
-    """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    """Return a result of contract v1 as the reference writes it: JSON, else its Markdown.
+
+    On a terminal, what it would obey is escaped in names.
+    """
     if to == "html":
         raise BadOption("contract v1 has no HTML page", hint="omit --contract v1, or use --format markdown")
     if to == "json":
         return result.to_json() + "\n"
-    if isinstance(result, TrainingScorecard):
-        return format_training_scorecard_markdown(result)
-    return format_parity_markdown(result)
+    text = (
+        format_training_scorecard_markdown(result)
+        if isinstance(result, TrainingScorecard)
+        else format_parity_markdown(result)
+    )
+    return text if to == "markdown" else "\n".join(map(printable, text.split("\n")))
 
 
 def _decoded(source: str, from_json: Callable[[bytes], T], args: Namespace) -> T:

@@ -65,5 +65,6 @@ def run(args: Namespace) -> int:
         )
     output.write_result(found, args.format, args.output, args.color)
     if args.write:
-        complain(write_edits(os.getcwd(), found))
+        with ended_by_signals():
+            complain(write_edits(os.getcwd(), found))
     return EXIT_OK

@@ -22,7 +22,7 @@ import msgspec
 from stepgrade.cli import output, run_options
 from stepgrade.cli.commands import FLAGS
 from stepgrade.cli.parser import READING, Parser, add_output_options, option
-from stepgrade.cli.streams import complain
+from stepgrade.cli.streams import complain, ended_by_signals
 from stepgrade.config import Config
 from stepgrade.errors import BadOption
 from stepgrade.gating.run import gate
@@ -104,14 +104,15 @@ def _in_turns(args: Namespace, config: Config, setup: Setup) -> int:
     if args.sources or args.baseline or args.against or args.repeat or args.save:
         raise BadOption("it makes its own runs: give no files, and no baseline", field="run")
     table = msgspec.structs.replace(config.gate, fail_on=(*config.gate.fail_on, *args.fail_on))
-    report = gate_in_turns(
-        args.run,
-        args.base,
-        limits=TurnLimits(pairs=args.pairs, minutes=args.minutes),
-        config=msgspec.structs.replace(config, gate=table),
-        setup=setup,
-        progress=complain,
-    )
+    with ended_by_signals():
+        report = gate_in_turns(
+            args.run,
+            args.base,
+            limits=TurnLimits(pairs=args.pairs, minutes=args.minutes),
+            config=msgspec.structs.replace(config, gate=table),
+            setup=setup,
+            progress=complain,
+        )
     _show(args, report)
     return report.exit_code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from msgspec import Struct
@@ -21,32 +21,38 @@ class Original(Struct, frozen=True):
     folder: str
     linked: frozenset[str]
 
-    def copy(self, to: str) -> None:
-        """Copy the folder; pipes, devices and what may not be read are left out."""
-        self._copy_folder(self.folder, to)
+    def copy(self, to: str, without: str | None = None) -> None:
+        """Copy the folder `without` the one that copies are in; raise OSError.
 
-    def _copy_folder(self, folder: str, to: str) -> None:
+        Pipes, devices, what may not be read and what is removed meanwhile are left out.
+        """
+        self._copy_folder(self.folder, to, os.path.realpath(without or to))
+
+    def _copy_folder(self, folder: str, to: str, without: str) -> None:
+        with os.scandir(folder) as found:
+            entries = list(found)
         os.makedirs(to)
-        for entry in os.scandir(folder):
+        for entry in entries:
             target = os.path.join(to, entry.name)
-            if entry.name in _NOT_COPIED:
+            if entry.name in _NOT_COPIED or os.path.realpath(entry.path) == without:
                 continue
             if folder == self.folder and entry.name in self.linked:
                 os.symlink(os.path.realpath(entry.path), target)
             elif entry.is_symlink():
                 self._copy_link(entry.path, target)
             elif entry.is_dir():
-                with suppress(PermissionError):
-                    self._copy_folder(entry.path, target)
+                with _unless_gone(entry.path):
+                    self._copy_folder(entry.path, target, without)
             elif entry.is_file():
-                with suppress(PermissionError):
+                with _unless_gone(entry.path):
                     shutil.copy2(entry.path, target)
 
     def _copy_link(self, path: str, target: str) -> None:
         """Link to the same file, or to its copy: a trial must not write through to the original."""
         real = os.path.realpath(path)
         inside = os.path.relpath(real, os.path.realpath(self.folder))
-        is_copied = not inside.startswith("..") and not {*inside.split(os.sep)} & {*_NOT_COPIED, *self.linked}
+        parts = inside.split(os.sep)
+        is_copied = parts[0] not in {os.pardir, *self.linked} and not {*parts} & _NOT_COPIED
         own = os.path.relpath(os.path.realpath(os.path.dirname(path)), os.path.realpath(self.folder))
         os.symlink(os.path.relpath(inside, own) if is_copied else real, target)
 
@@ -64,6 +70,18 @@ class Original(Struct, frozen=True):
         return found
 
 
+@contextmanager
+def _unless_gone(path: str) -> Iterator[None]:
+    """Leave out what may not be read, and what is removed while it is copied."""
+    try:
+        yield
+    except PermissionError:
+        pass
+    except FileNotFoundError:
+        if os.path.lexists(path):
+            raise
+
+
 def original_in(folder: str) -> Original:
     """Return a folder as the source of copies; its largest entries are linked until the rest fits."""
     linked, sizes = set[str](), dict[str, tuple[int, int]]()
@@ -71,7 +89,8 @@ def original_in(folder: str) -> Original:
         if os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
             linked.add(entry.name)
         elif entry.name not in _NOT_COPIED and not entry.is_symlink():
-            sizes[entry.name] = _size_of(entry)
+            with suppress(OSError):  # it is gone already
+                sizes[entry.name] = _size_of(entry)
     for most, at in ((_MOST_BYTES, 0), (_MOST_FILES, 1)):
         left = {name: size[at] for name, size in sizes.items() if name not in linked}
         while sum(left.values()) > most:

@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from stepgrade.errors import NotMeasured
-from stepgrade.files import scratch_folder
 from stepgrade.fix.changes import CHANGES, ScriptChange, Seen, Way, cores_here
 from stepgrade.fix.copies import Original, original_in
 from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
@@ -23,6 +22,7 @@ from stepgrade.loading import load
 from stepgrade.model.fix import BaseRun, FixReport, Gain, Predicted, Together, Try, Verdict
 from stepgrade.model.notes import Note
 from stepgrade.model.scorecard import Scorecard
+from stepgrade.record.guard import guarded_folder
 from stepgrade.record.launch import command_line, turns
 from stepgrade.statistics import mean, median
 from stepgrade.units import show_share
@@ -157,7 +157,7 @@ def try_fixes(
     )
     original = original_in(folder)
     before = original.stamps()
-    with scratch_folder() as scratch:
+    with guarded_folder() as scratch:
         bench = Bench(words=words, original=original, scratch=scratch, most_s=budget_s)
         say("recording the unchanged script")
         seen, plan = look(bench)

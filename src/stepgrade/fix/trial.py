@@ -18,7 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.decoding import from_json
+from stepgrade.errors import BadInput
 from stepgrade.fix.copies import Original
+from stepgrade.record.guard import end_session
 from stepgrade.record.launch import OPTIONS, session_environment
 from stepgrade.statistics import mean
 
@@ -139,7 +141,12 @@ class Bench(Struct, frozen=True, kw_only=True):
         copy, session, outside = place / os.path.basename(folder), place / "session", place / "out"
         for each in (session, outside):
             each.mkdir(parents=True)
-        self.original.copy(str(copy))
+        try:
+            self.original.copy(str(copy), self.scratch)
+        except OSError as error:
+            problem = f"cannot be copied for a trial: {error.strerror or error}"
+            hint = "set TMPDIR to a folder with more room"
+            raise BadInput(problem, where=str(error.filename or folder), hint=hint) from error
         for path, text in (edited or {}).items():
             (copy / path).write_bytes(text.encode())
         before = self.original.files(str(copy))
@@ -153,7 +160,7 @@ class Bench(Struct, frozen=True, kw_only=True):
         words = [re.sub(f"(^|=){re.escape(folder)}(?=/|$)", rf"\1{copy}", word) for word in self.words]
         began = time.monotonic()
         with open(outside / "stderr", "wb") as errors:
-            code = self._wait(self._start(words, copy, session, errors.fileno()))
+            code = self._wait(self._start(words, copy, session, errors.fileno()), str(session))
         with open(outside / "stderr", "rb") as stderr:
             stderr.seek(-min(_MOST_SAID_BYTES, os.fstat(stderr.fileno()).st_size), os.SEEK_END)
             *_, last = ["", *stderr.read().decode(errors="replace").strip().splitlines()]
@@ -183,15 +190,19 @@ class Bench(Struct, frozen=True, kw_only=True):
             start_new_session=True,
         )
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Wait for the end, None if it takes too long; what is left of the group is ended in any case."""
+    def _wait(self, process: subprocess.Popen[bytes], session: str) -> int | None:
+        """Wait for the end, None if it takes too long; what is left of the trial is ended in any case."""
         try:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(self.most_s)
             return None
         finally:
             for number in (signal.SIGTERM, signal.SIGKILL):
+                if process.poll() is None:  # else its number may be another's
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, number)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_TERMINATE_S)
+            if not end_session(session):  # workers that torchrun gave a group of their own too
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_TERMINATE_S)
+                    os.killpg(process.pid, signal.SIGKILL)

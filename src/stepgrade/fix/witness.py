@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import flop_registry
 
+from stepgrade.files import write_whole
 from stepgrade.fix.patches import patch
 from stepgrade.record.environment import peak_memory_bytes, rank_and_world
 from stepgrade.record.patches import Patches
@@ -243,8 +244,7 @@ class Witness:
                 for (call, file, line), found in self.sites.items()
             ],
         }
-        with open(Path(self.session, f"witness-{self.pid}.json"), "w", encoding="utf-8") as file:
-            json.dump(seen, file)
+        write_whole(Path(self.session, f"witness-{self.pid}.json"), json.dumps(seen).encode())
 
 
 def begin(session: str, plan: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import datetime as dt
 import math
 import os
 import shlex
-import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +22,6 @@ from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.turns import compare_in_turns, is_decided
 from stepgrade.config import Config
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.files import scratch_folder
 from stepgrade.gating.budgets import judge
 from stepgrade.gating.fail_on import grade_conditions
 from stepgrade.grading import score
@@ -30,10 +29,12 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.loading import load
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.scorecard import Baseline, Scorecard
+from stepgrade.record.guard import guarded_folder
 from stepgrade.record.launch import Place, run_recorded, turns
 from stepgrade.store.git import copy_at, fork_of, top_here
 
 MOST_PAIRS = 12
+_STANDARD_ERROR = 2
 
 
 class TurnLimits(Struct, frozen=True, kw_only=True):
@@ -64,8 +65,8 @@ def gate_in_turns(
     conditions, allowed = grade_conditions(config.gate.fail_on), allowed_fields(config.gate.allow_different)
     made: list[tuple[Baseline, Baseline]] = []
     until = time.monotonic() + (limits.minutes or math.inf) * 60.0
-    with scratch_folder() as scratch:
-        commit, places = _places(base, os.path.join(scratch, "base"))
+    with guarded_folder() as scratch:
+        commit, places = _places(base, scratch)
         for turn, is_backwards in turns(limits.pairs, until):
             found: dict[int, Baseline] = {}
             for side in (1, 0) if is_backwards else (0, 1):
@@ -83,7 +84,7 @@ def gate_in_turns(
     return judge(newest, comparison, config, conditions, dt.date.today())  # noqa: DTZ011
 
 
-def _places(base: str, copy: str) -> tuple[str, tuple[Place, Place]]:
+def _places(base: str, scratch: str) -> tuple[str, tuple[Place, Place]]:
     """Return the commit where this code left `base`, and where both sides run, after checking it out."""
     top = top_here()
     if top is None:
@@ -92,24 +93,25 @@ def _places(base: str, copy: str) -> tuple[str, tuple[Place, Place]]:
     if not commit:
         hint = "fetch it, with its history: fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"
         raise BadOption(f"{base!r} is no commit that this checkout has", field="base", hint=hint)
+    copy = os.path.join(scratch, "base")
     if not copy_at(top, commit, copy):
         raise NotMeasured(f"commit {commit[:10]} cannot be checked out", where=top)
     inside = os.path.join(copy, os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(top)))
     if not os.path.isdir(inside):
         raise NotMeasured("this folder is not there", where=f"commit {commit[:10]}")
-    return commit, (_place(copy, inside), _place(top, os.getcwd()))
+    return commit, (_place(copy, inside, scratch), _place(top, os.getcwd(), scratch))
 
 
-def _place(top: str, folder: str) -> Place:
+def _place(top: str, folder: str, scratch: str) -> Place:
     """Return where a side runs; packages that are installed from the checkout come from the side itself."""
     packages = tuple(each for each in (folder, top, os.path.join(top, "src")) if os.path.isdir(each))
-    return Place(folder=folder, packages=tuple(dict.fromkeys(packages)), output=sys.stderr.fileno())
+    output = subprocess.DEVNULL if sys.stderr is None else _STANDARD_ERROR  # a notebook's has no number
+    return Place(folder=folder, packages=tuple(dict.fromkeys(packages)), output=output, scratch=scratch)
 
 
 def _run(words: list[str], path: Path, place: Place, setup: Setup | None) -> tuple[Scorecard, Baseline]:
     launched = run_recorded(words, path, {}, place=place)
-    if launched.code == -signal.SIGINT:
-        raise KeyboardInterrupt
+    launched.leave_if_asked()
     if launched.code or not launched.recorded:
         problem = f"ended with code {launched.code}" if launched.code else "recorded no step"
         raise NotMeasured(problem, where=" ".join(words), hint=launched.problem)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -126,13 +127,20 @@ def baseline_given(given: object) -> Baseline | Profile:
     raise BadOption(problem, hint="give a path, a scorecard, or what stepgrade.load_baseline returns")
 
 
-def traces_given(given: PathLike | Iterable[Trace]) -> Iterable[Trace]:
-    """Return the traces of a run's ranks, read from their file or directory where a path is given."""
-    if isinstance(given, str | os.PathLike):
-        from stepgrade.readers.ranks import read_ranks  # needs numpy
+@contextmanager
+def traces_given(given: PathLike | Iterable[Trace]) -> Iterator[Iterable[Trace]]:
+    """Give the traces of a run's ranks, read from their file or directory where a path is given.
 
-        return read_ranks([given])
-    return given
+    Afterwards their files are closed, also those of traces that were not asked for.
+    """
+    from stepgrade.readers.ranks import read_ranks  # needs numpy
+
+    traces = read_ranks([given]) if isinstance(given, str | os.PathLike) else given
+    try:
+        yield traces
+    finally:
+        if isinstance(traces, Generator):
+            traces.close()
 
 
 def read_run(run: RunFiles, options: ReadOptions) -> Profile | Baseline:

@@ -35,6 +35,7 @@ _NO_SCRIPTS = {  # common mistakes, and what is meant
 }
 _BETWEEN_LOOKS_SECONDS = 0.2
 _SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_TO_END = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
 _SI_KERNEL = 0x80
 _SENT_TO_ALL_SECONDS = 0.05
 
@@ -50,7 +51,7 @@ class Launched(Struct, frozen=True):
     """How a command ended: its return code, negative for a signal, and what was recorded.
 
     `frameworks` are the packages that its processes imported; `had_python` is whether any process was a
-    Python that could be recorded.
+    Python that could be recorded; `asked_by` is the signal that asked for the end, if any.
     """
 
     code: int
@@ -58,14 +59,26 @@ class Launched(Struct, frozen=True):
     problem: str | None
     frameworks: tuple[str, ...] = ()
     had_python: bool = True
+    asked_by: int | None = None
+
+    def leave_if_asked(self) -> None:
+        """Raise KeyboardInterrupt or SystemExit if this process was asked to end meanwhile."""
+        if signal.SIGINT in (self.asked_by, -self.code):
+            raise KeyboardInterrupt
+        if self.asked_by is not None:
+            raise SystemExit(128 + self.asked_by)
 
 
 class Place(Struct, frozen=True):
-    """Where a command runs: in this folder, before others with packages of these, its output to this file."""
+    """Where a command runs: in this folder, before others with packages of these, its output to this file.
+
+    Its session is in `scratch`, by default in the folder for temporary files.
+    """
 
     folder: str | None = None
     packages: tuple[str, ...] = ()
     output: int | None = None
+    scratch: str | None = None
 
 
 def run_recorded(
@@ -82,14 +95,14 @@ def run_recorded(
     Its interpreter, streams, signals and exit are as without the recorder. `path` is the file to write,
     numbered if several processes train; `on_steps` is called with the number of steps from time to time.
     """
-    words = command_line(command, as_module=as_module)
+    words, place = command_line(command, as_module=as_module), place or Place()
     try:
         os.getcwd()
     except FileNotFoundError:  # it is gone
         path = Path(absolute_path(path))
     with ExitStack() as stack:
         try:
-            session = Path(stack.enter_context(scratch_folder()))
+            session = Path(stack.enter_context(scratch_folder(place.scratch)))
             (session / OPTIONS).write_text(json.dumps({**options, "path": absolute_path(path)}))
         except OSError as error:
             problem = f"no temporary files: {error.strerror or error}"
@@ -103,8 +116,9 @@ def run_recorded(
                 if steps := max((each.steps for each in _recorded(session, path)), default=0):
                     on_steps(steps)
 
-        place = place or Place()
-        code = _run(words, {**os.environ, **session_environment(session, place.packages)}, look, place)
+        code, asked_by = _run(
+            words, {**os.environ, **session_environment(session, place.packages)}, look, place
+        )
         try:
             failed, left = session / ".failed", session.glob(f"{_IMPORTED}*")
             return Launched(
@@ -113,10 +127,11 @@ def run_recorded(
                 problem=failed.read_text(encoding="utf-8") if failed.exists() else None,
                 frameworks=tuple(sorted(found.name.removeprefix(_IMPORTED) for found in left)),
                 had_python=(session / ".python").exists(),
+                asked_by=asked_by,
             )
         except OSError as error:  # the training has ended; keep its exit code
             problem = f"what was recorded cannot be read: {error.strerror or error}"
-            return Launched(code=code, recorded=[], problem=problem)
+            return Launched(code=code, recorded=[], problem=problem, asked_by=asked_by)
 
 
 def session_environment(session: Path, packages: Sequence[str] = ()) -> dict[str, str]:
@@ -176,8 +191,11 @@ def _python() -> str:
     return sys.executable
 
 
-def _run(words: list[str], environment: dict[str, str], look: Callable[[], None], place: Place) -> int:
-    """Run the program, forward signals to it, and return its code."""
+def _run(
+    words: list[str], environment: dict[str, str], look: Callable[[], None], place: Place
+) -> tuple[int, int | None]:
+    """Run the program, forward signals to it, and return its code, and the signal that asked for its end."""
+    asked_by = None
     try:
         if hasattr(signal, "sigtimedwait"):  # on Linux
             return _run_with_signals(words, environment, look, place)
@@ -190,19 +208,21 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
-            return process.wait(_BETWEEN_LOOKS_SECONDS)
+            return process.wait(_BETWEEN_LOOKS_SECONDS), asked_by
         except subprocess.TimeoutExpired:
             look()
         except KeyboardInterrupt:
-            continue  # the terminal has also sent it to the training
+            asked_by = signal.SIGINT  # the terminal has also sent it to the training
 
 
 def _run_with_signals(
     words: list[str], environment: dict[str, str], look: Callable[[], None], place: Place
-) -> int:
+) -> tuple[int, int | None]:
+    asked_by = None
     numbers = [getattr(signal, name) for name in _SENT_ON]
     expected = {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
     awaited = {*expected, signal.SIGCHLD, signal.SIGALRM}
+    to_end = {getattr(signal, name) for name in _TO_END}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
     ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
@@ -229,6 +249,8 @@ def _run_with_signals(
         )
         while process.poll() is None:
             arrived = signal.sigwaitinfo(awaited)
+            if arrived.si_signo in to_end:
+                asked_by = arrived.si_signo
             if arrived.si_signo == signal.SIGALRM:
                 look()
             elif arrived.si_signo == signal.SIGCHLD or arrived.si_code == _SI_KERNEL:
@@ -240,7 +262,7 @@ def _run_with_signals(
         signal.sigtimedwait({signal.SIGALRM}, 0)  # it would end this process once unblocked
         witness.close()
         unblock()
-    return process.returncode
+    return process.returncode, asked_by
 
 
 class _Witness:
@@ -344,6 +366,7 @@ def run_in_turns(
             progress(f"run {turn} of {times}{f' of command {letter}' if letter else ''}")
             as_module = list(command[:1]) == ["-m"]
             launched = run_recorded(command[as_module:], path, options, as_module=as_module)
+            launched.leave_if_asked()
             if not launched.recorded:
                 problem = f"run {turn} ended with code {launched.code} and no recording"
                 raise NotMeasured(problem, where=" ".join(command), hint=launched.problem)

@@ -13,6 +13,13 @@ _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT")
 _GIT_S = 5.0
 _COPY_S = 600.0
 _NOTHING_RUNS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+# What git sets for its hooks: with these, whatever is done to a copy would be done to the checkout.
+_WHERE_GIT_IS = frozenset(
+    [
+        *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX"),
+        *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_TEMPLATE_DIR"),
+    ]
+)
 
 
 def commit_here() -> str | None:
@@ -50,14 +57,34 @@ def copy_at(top: str, commit: str, folder: str) -> bool:
     """Write the files of a commit into a new folder; nothing in the checkout or its .git changes."""
     copy = ("clone", "--quiet", "--shared", "--no-checkout", "--", top, folder)
     out = ("-C", folder, "checkout", "--quiet", "--detach", commit)
-    return all(_git(*words, seconds=_COPY_S) is not None for words in (copy, out))
+    environment = {name: value for name, value in os.environ.items() if name not in _WHERE_GIT_IS}
+    return all(_git(*words, seconds=_COPY_S, environment=environment) is not None for words in (copy, out))
+
+
+def changed_in(folder: str) -> str | None:
+    """Return a file of the checkout with changes that are not committed, "" if all are; None if unknown.
+
+    Outside of a checkout nothing is known, and "" is returned.
+    """
+    words = ("--no-optional-locks", "-C", folder, "status", "--porcelain", "-z", "--untracked-files=no")
+    found = _git(*words)
+    if found:
+        return found.split("\0", 1)[0].partition(" ")[2].lstrip()
+    here = os.path.realpath(folder)
+    is_checkout = any(os.path.lexists(os.path.join(each, ".git")) for each in _with_parents(here))
+    return None if found is None and is_checkout else ""
+
+
+def _with_parents(folder: str) -> list[str]:
+    parts = folder.split(os.sep)
+    return [os.sep.join(parts[:count]) or os.sep for count in range(len(parts), 0, -1)]
 
 
 def _first(names: tuple[str, ...]) -> str | None:
     return next((text for name in names if (text := os.environ.get(name))), None)
 
 
-def _git(*arguments: str, seconds: float = _GIT_S) -> str | None:
+def _git(*arguments: str, seconds: float = _GIT_S, environment: dict[str, str] | None = None) -> str | None:
     """Return what git says, None if it fails; a checkout's settings make it run nothing.
 
     Nor is git itself looked for in the checkout.
@@ -73,6 +100,7 @@ def _git(*arguments: str, seconds: float = _GIT_S) -> str | None:
             capture_output=True,
             encoding="utf-8",
             errors="backslashreplace",  # a branch name may not be valid UTF-8
+            env=environment,
             check=False,
             timeout=seconds,
         )

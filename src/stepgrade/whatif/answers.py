@@ -110,23 +110,24 @@ def what_if(
     """
     ranks, graphs = list[RankProfile](), dict[int, list[StepGraph]]()
     problem: NotMeasured | None = None
-    for trace in traces_given(run):
-        timeline = build_timeline(trace)
-        pieces = find_pieces(timeline)
-        is_first = not ranks
-        ranks.append(analyse_timeline(timeline, pieces))
-        for number in _typical_steps(timeline) if is_first else list(graphs):
-            if not is_first and number not in timeline.steps.number:
-                continue  # another recording of a rank may lack the step
-            try:
-                graph = graph_of_rank(timeline, pieces, ranks[-1].arrivals, number)
-            except NotMeasured as error:
-                problem = error
-                graphs.pop(number, None)
-            else:
-                graphs.setdefault(number, []).append(graph)
-        if problem is not None and not graphs:
-            raise problem
+    with traces_given(run) as traces:
+        for trace in traces:
+            timeline = build_timeline(trace)
+            pieces = find_pieces(timeline)
+            is_first = not ranks
+            ranks.append(analyse_timeline(timeline, pieces))
+            for number in _typical_steps(timeline) if is_first else list(graphs):
+                if not is_first and number not in timeline.steps.number:
+                    continue  # another recording of a rank may lack the step
+                try:
+                    graph = graph_of_rank(timeline, pieces, ranks[-1].arrivals, number)
+                except NotMeasured as error:
+                    problem = error
+                    graphs.pop(number, None)
+                else:
+                    graphs.setdefault(number, []).append(graph)
+            if problem is not None and not graphs:
+                raise problem
     profile = merge_ranks(join_recordings(ranks))
     card = score(profile, setup=setup, tokens_per_step=tokens_per_step, work=work)
     most = max(map(len, graphs.values()))
