@@ -146,7 +146,7 @@ FIGURES: dict[str, tuple[str, float, dict[str, float]]] = {
     "drifting-steps": ("warning", 0.1, {"early_ms": 80, "late_ms": 100}),
     "rank-never-arrived": ("critical", 0, {"waiting": 2, "missing": 1}),
     "collectives-differ": ("critical", 0, {"sequence": 3, "values": 2}),
-    "ranks-wait-for-each-other": ("critical", 0, {"ranks": 1}),
+    "ranks-wait-for-each-other": ("critical", 0, {"ranks": 2}),
     "collective-unfinished": ("critical", 0, {"waiting": 2}),
     "out-of-memory": ("critical", 0, {"asked_bytes": 2e09, "free_bytes": 1e08}),
     "memory-grows": ("warning", 0, {"bytes_per_step": 3e07, "steps": 8}),

@@ -366,7 +366,15 @@ FIRES: dict[str, Profile] = {
             differences=(Difference(ranks=(1,), value="broadcast"), Difference(ranks=(0,), value="barrier")),
         )
     ),
-    "ranks-wait-for-each-other": trace(hang=Hang(kind="deadlock", circle=(RankCall(ranks=(0,)),))),
+    "ranks-wait-for-each-other": trace(
+        hang=Hang(
+            kind="deadlock",
+            circle=(
+                RankCall(ranks=(0,), name="all_reduce", sequence=7, group="data"),
+                RankCall(ranks=(1, 2), name="all_gather", sequence=4, group="tensor"),
+            ),
+        )
+    ),
     "collective-unfinished": trace(hang=Hang(kind="unfinished", group="a", sequence=3, waiting=(0, 1))),
     "out-of-memory": trace(
         memory=Memory(peak_bytes=7e10, out_of_memory=OutOfMemory(asked_bytes=2e9, free_bytes=1e8))

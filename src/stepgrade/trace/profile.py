@@ -211,7 +211,9 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
         yield layers.note
     if layers.recompute_ns:
         per_step = show_ms(layers.recompute_ns / NS_PER_MS / max(len(steady_ns), 1))
-        yield Note("recompute", f"{per_step} of each step is forward work done again in the backward pass.")
+        yield Note(
+            "recompute", f"{per_step} of the mean step is forward work done again in the backward pass."
+        )
     if len(distinct(timeline.trace.work.device)) > 1:
         text = f"The trace has several devices; the ledger covers device {timeline.device}, the busiest."
         yield Note("several_devices", text)

@@ -191,12 +191,12 @@ clocks_apart = fitness_rule(
     sources="HTA, TL",
 )
 def unexplained_idle(context: RuleContext) -> Found | None:
-    text = next((note.text for note in context.profile.warnings if note.code == "unattributed"), None)
-    if text is None:
+    if not any(note.code == "unattributed" for note in context.profile.warnings):
         return None
     share = context.account("unattributed")
     return Found(
-        text,
+        f"{show_share(share)} of the step is idle time that the trace does not explain: events are missing, "
+        "or the device worked for another process.",
         {"unattributed_share": share},
         severity="warning" if share >= context.limits.unexplained_share else "info",
         warning="unattributed",
