@@ -97,7 +97,10 @@ def change_of(
     """Return the change of a metric, or of the time of a part."""
     noise = run_noise.reported
     effect = effect_of(now, before, run_noise, LEVEL)
-    apart = _apart(now, before, noise)
+    # How much runs of one side differ: by their values, their steps, or as the user says.
+    ranges = [max(sample.values) / min(sample.values) - 1.0 for sample in (now, before)]
+    steps = math.expm1(2.0 * math.sqrt(now.step_variance + before.step_variance))
+    apart = max(*ranges, steps, noise.share if noise.basis == "given" else 0.0)
     outcome = outcome_of(effect, metric, sensitivity, apart)
     worst, least = effect.near_high, effect.near_low
     if metric.worse == "down":
@@ -173,13 +176,6 @@ def outcome_of(
     if is_speed and longer > max(NEVER_HIDDEN, apart):
         return "probably slower"
     return "cannot tell"
-
-
-def _apart(now: Sample, before: Sample, noise: Noise) -> float:
-    """Return how much runs of one side differ: by their values, their steps, or as the user says."""
-    ranges = [max(sample.values) / min(sample.values) - 1.0 for sample in (now, before)]
-    steps = math.expm1(2.0 * math.sqrt(now.step_variance + before.step_variance))
-    return max(*ranges, steps, noise.share if noise.basis == "given" else 0.0)
 
 
 def _level(sample: Sample) -> float:

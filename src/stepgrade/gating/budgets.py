@@ -102,7 +102,8 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
     processor = changes.get("processor_ms")
     if processor is not None and processor.outcome != "cannot tell":
         # On a busy machine the wall time may be open, and the processor time is not.
-        left_out |= {name for name in ("step_time_ms", *RATES) if _is_open(changes.get(name))}
+        wall = ("step_time_ms", *RATES)
+        left_out |= {name for name in wall if name in changes and changes[name].outcome == "cannot tell"}
     budgets += [Budget(metric=name) for name in DEFAULT_METRICS if name in changes and name not in left_out]
     for budget in budgets:
         kind, _, pattern = budget.metric.partition(":")
@@ -132,10 +133,6 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
         status: Status = "pass" if outcome == "no change" else outcome
         text = _words(budget.metric, change, budget)
         yield Check(metric=budget.metric, status=status, text=text, change=change)
-
-
-def _is_open(change: MetricChange | None) -> bool:
-    return change is not None and change.outcome == "cannot tell"
 
 
 def _check_bounds(budget: Budget, figure: float | None) -> Iterator[Check]:

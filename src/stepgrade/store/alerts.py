@@ -167,6 +167,8 @@ class Alerts:
         `newest` is a run that was just added, but made before others, that is no news: nothing opens.
         """
         happened, has_steps = [], False
+        project = Team(self._database).project(self._history.project)
+        thresholds = project.settings.alert_from if project else {}
         for metric in WATCHED:
             which = Selection(branch=branch or NO_BRANCH, digests=(digest,), limit=_LOOK_BACK)
             series = self._history.series(metric, which)
@@ -182,16 +184,12 @@ class Alerts:
                 branch or "",
                 digest,
             )
-            seen = _Seen(metric, branch, digest, series, self._sensitivity(metric))
+            sensitivity = Sensitivity(allow=thresholds.get(metric, Sensitivity().allow))
+            seen = _Seen(metric, branch, digest, series, sensitivity)
             is_fresh = newest is None or newest == series[-1][0]
             changed = self._reconcile(seen, known, is_fresh=is_fresh)
             happened += changed if is_fresh else []
         return [(alert, event) for number, event in happened if (alert := self.alert(number))]
-
-    def _sensitivity(self, metric: str) -> Sensitivity:
-        project = Team(self._database).project(self._history.project)
-        thresholds = project.settings.alert_from if project else {}
-        return Sensitivity(allow=thresholds.get(metric, Sensitivity().allow))
 
     def _reconcile(self, seen: _Seen, known: Sequence[Alert], *, is_fresh: bool) -> list[tuple[int, str]]:
         """Bring the alerts of one series in line with its episodes; return their ids with what happened."""
