@@ -93,7 +93,7 @@ faults: $(VENV)/.installed-dev  ## every system call of every writer fails once 
 	$(BIN)/python -m tests.faults.run
 
 # SEED draws other faults; COUNT=40 fewer. The table and the survivors of the last run are in docs/decisions.md.
-mutate: $(VENV)/.installed-dev  ## 300 random faults in the code, each run against the tests that execute it (an hour)
+mutate: $(VENV)/.installed-dev  ## 300 random faults in the code, each run against the tests close to it (an hour)
 	$(BIN)/python -m tests.mutation.run --count $(or $(COUNT),300) $(if $(SEED),--seed $(SEED))
 
 pairs: $(VENV)/.installed-dev  ## trainings with one fault each, recorded faulty and fixed in turns: what is named, what it brings (an hour)

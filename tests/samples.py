@@ -32,9 +32,3 @@ def each_of(*patterns: str) -> list[Any]:
     found = sorted(path for pattern in patterns for path in _SHARED.glob(pattern))
     assert found, patterns
     return [pytest.param(path, id=path.name, marks=pytest.mark.samples) for path in found]
-
-
-def put_samples_beside(copy: Path) -> None:
-    """Let a copy of this repository find the samples too."""
-    if ARE_HERE:
-        (copy.parent / _SHARED.name).symlink_to(_SHARED)

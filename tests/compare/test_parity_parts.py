@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import stepgrade as sg
+from stepgrade.compare.canonical import match
 from stepgrade.compare.parity import compare_all
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity, PartTime
@@ -276,3 +277,62 @@ def test_a_ledger_of_two_ranks_is_that_of_their_mean() -> None:
     gap = sg.parity(two, one).gap
     assert gap is not None
     assert (gap.gap_ms, gap.parts) == (0.0, ())
+
+
+def part(
+    kind: str, ms: float, *, calls: float = 10.0, dtype: str | None = None, role: str | None = None
+) -> PartTime:
+    return PartTime(
+        work_class=kind, role=role, direction="forward", ms=ms, calls=calls, kernels=calls, dtype=dtype
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "precision_ms"),
+    [
+        (("fp32", 90.0), ("bf16", 20.0), 60.0),  # fp32 costs at most four times bf16
+        (("fp32", 50.0), ("bf16", 20.0), 30.0),  # no more than the gap
+        (("bf16", 20.0), ("fp32", 90.0), -60.0),
+        (("bf16", 20.0), ("fp32", 50.0), -30.0),
+        (("tf32", 70.0), ("fp16", 20.0), 20.0),
+        (("bf16", 90.0), ("fp8", 20.0), 20.0),
+        (("bf16", 90.0), ("fp16", 20.0), 0.0),  # as wide
+        (("fp32", 10.0), ("bf16", 20.0), 0.0),  # faster although wider
+        ((None, 90.0), ("bf16", 20.0), 0.0),
+    ],
+)
+def test_a_wider_precision_explains_at_most_what_data_sheets_say(
+    ours: tuple[str | None, float], theirs: tuple[str | None, float], precision_ms: float
+) -> None:
+    (gap,) = match(*((part("gemm", ms, dtype=dtype),) for dtype, ms in (ours, theirs))).gaps
+    assert gap.precision_ms == pytest.approx(precision_ms)
+    assert gap.count_ms + gap.per_call_ms + gap.precision_ms == pytest.approx(gap.gap_ms)
+    assert gap.ratio == pytest.approx(ours[1] / theirs[1])
+
+
+def test_the_precision_of_a_group_is_that_of_its_longest_part_with_one() -> None:
+    ours = (part("gemm", 90.0), part("gemm", 5.0, dtype="bf16"), part("gemm", 30.0, dtype="fp32"))
+    (gap,) = match(ours, (part("gemm", 60.0, dtype="bf16"),)).gaps
+    assert (gap.ours.dtype, gap.ours.ms, gap.ours.calls, gap.ours.kernels) == ("fp32", 125.0, 30.0, 30.0)
+    assert gap.extra_kernels == 20.0
+
+
+def test_what_is_on_one_side_only_is_listed_and_lowers_what_is_matched() -> None:
+    ours = (part("gemm", 60.0), part("attention", 40.0), part("other", 100.0))
+    theirs = (part("gemm", 50.0), part("other", 50.0), part("norm", 10.0))
+    found = match(ours, theirs)
+    assert [gap.name for gap in found.gaps] == ["gemm · forward"]
+    assert found.only_ours == {"attention · forward": 40.0, "other · forward": 100.0}
+    assert found.only_theirs == {"other · forward": 50.0, "norm · forward": 10.0}
+    assert (found.ours_share, found.theirs_share) == (0.3, pytest.approx(50 / 110))
+
+
+def test_the_finest_level_that_covers_enough_is_taken() -> None:
+    """Roles differ in a fifth of the time: that is fine enough; in more, roles do not count."""
+    theirs = (part("gemm", 80.0, role="qkv"), part("gemm", 20.0, role="mlp"))
+    assert match((part("gemm", 80.0, role="qkv"), part("gemm", 20.0, role="head")), theirs).level == (
+        "class, role and direction"
+    )
+    coarser = match((part("gemm", 79.0, role="qkv"), part("gemm", 21.0, role="head")), theirs)
+    assert coarser.level == "class and direction"
+    assert coarser.ours_share == coarser.theirs_share == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import stepgrade as sg
 from stepgrade.config import Config
@@ -12,7 +13,7 @@ from stepgrade.diagnosis.rules import RULES
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.model.compilation import Compilation, GraphBreak
 from stepgrade.model.scorecard import Finding
-from tests.diagnosis.test_rules import FIRES, card_of, ignoring, setup_of, talk, trace
+from tests.diagnosis.test_rules import FIRES, card_of, ignoring, op, setup_of, talk, trace
 
 CLAIMS = Path(__file__).with_name("claims.txt")
 
@@ -312,3 +313,19 @@ def test_the_links_share_is_known_if_most_collectives_have_sizes(unknown_ms: flo
     reached = 7e6 / 0.03 / 450e9
     assert finding.evidence.get("of_link") == (pytest.approx(reached) if is_known else None)
     assert ("The link needs less than 1 %" in finding.claim) is is_known
+
+
+def test_the_operation_furthest_above_its_roof_is_named() -> None:
+    """One of a hundredth of the step or less, or under another roof, does not count."""
+    ops = tuple(
+        op(name, "gemm", ms, flops=rate * ms, bytes=1e6)
+        for name, ms, rate in (
+            ("aten::mm", 50.0, 2e13),
+            ("aten::bmm", 30.0, 3e13),
+            ("aten::addmm", 0.9, 9e13),
+        )
+    )
+    run = structs.replace(FIRES["above-roof"], operations=ops)
+    (finding,) = (one for one in card_of(run).findings if one.rule == "above-roof")
+    assert finding.evidence["operation"] == "aten::bmm"
+    assert finding.evidence["roof_share"] == pytest.approx(3e13 * 1e3 / 10 / 989.4e12, rel=0.01)

@@ -109,6 +109,13 @@ def test_a_bad_field_is_named(changes: Any, field: Any, problem: Any) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
+def test_an_unknown_architecture_is_named_in_sixty_characters(length: int, shown: str) -> None:
+    with pytest.raises(BadInput) as error:
+        shape_of(configs.LLAMA3_8B, model_type="x" * length)
+    assert f"the architecture {shown!r} is not modelled" in error.value.problem
+
+
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
 def test_a_missing_field_is_named(field: Any) -> None:
     config = {name: value for name, value in configs.LLAMA3_8B.items() if name != field}

@@ -1,44 +1,50 @@
-"""Plant random faults, one at a time, and run the tests that execute the changed lines: do they notice?
+"""Plant random faults, one at a time, and run the tests that are close to them: do they notice?
 
     python -m tests.mutation.run --count 300             as `make mutate` does
     python -m tests.mutation.run --count 40 --room compare --room whatif
     python -m tests.mutation.run --records FILE          go on where an earlier run into FILE stopped
-    python -m tests.mutation.run --count 0 --measure     only measure which tests execute which lines
 
-Works in copies of the repository, one for each worker, so a run that is killed leaves no fault behind. Which tests
-execute which line is measured once and kept in `.cache/mutation/map.json`; after changes of the code its lines are
-found again by their text, and `--measure` measures anew. A fault counts as caught when a test fails or takes much
-longer than it should; a fault that no test executes is counted apart.
+One process imports stepgrade and collects the tests; for each fault a fork of it exchanges the code of the one
+function that has the fault and runs tests until one fails, so that no file is changed and nothing is imported again.
+What tests start as a process of its own runs without the fault. The fault notes that it was executed: one that no
+test of `MOST_SECONDS` executes is counted apart. A test that also fails without the fault does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import builtins
 import contextlib
-import functools
+import gc
+import importlib
+import inspect
 import itertools
 import json
-import operator
 import os
-import queue
+import pkgutil
 import random
 import resource
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import CodeType, FunctionType
+from typing import Any
 
+import pytest
+from _pytest.runner import runtestprotocol
+
+import stepgrade
 from tests.mutation.mutants import Mutant, choose, mutants
-from tests.samples import put_samples_beside
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "stepgrade"
 ROOMS = (
     *("trace", "scoring", "diagnosis", "compare", "hardware", "gating", "store", "whatif", "readers"),
     *("timeline", "costs", "ranks", "loading"),
@@ -48,232 +54,207 @@ TESTS = (
     *("trace", "scoring", "diagnosis", "compare", "hardware", "gating", "store", "whatif", "readers"),
     *("timeline", "costs", "ranks", "golden_json", "model", "naming", "report", "cli", "engine"),
 )
-WHICH = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not measuring", "--seed=1",
-         "--hypothesis-seed=0")  # fmt: skip
-# Seconds of tests against one fault, as they take without it: most faults fall to the first of them.
-STAGES = (8.0, 20.0)
-CONTROL_EVERY = 50  # of so many faults, the tests of one are run without it first: they must pass
-LEAST_TEXT = 12  # shorter lines are alike in many files
+WHICH = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not slow and not measuring",
+    "--seed=1",
+    "--hypothesis-seed=0",
+)
+MOST_SECONDS = 30.0  # of processor time for one fault: most fall to the first tests
+FIRST_OF_A_FILE, MOST_OF_A_FILE = 1.5, 8.0
+SILENT_SECONDS = 30.0  # more than any test takes
 LEAST_CAUGHT = 0.85
+MARK = "stepgrade_fault_is_executed"
 
 
-class Covering(NamedTuple):
-    """A test as it was measured."""
-
-    name: str
-    seconds: float
-
-
-class Map:
-    """Which tests execute which lines; the tests of a line are the bits of a number, in hexadecimal."""
-
-    def __init__(self, kept: dict[str, Any], names: set[str]) -> None:
-        self._tests = [Covering(name, seconds) for name, seconds in kept["tests"]]
-        # A name that changes from run to run, or is gone, would look like a failure.
-        self._there = sum(1 << number for number, test in enumerate(self._tests) if test.name in names)
-        self._by_text: dict[str, dict[str, int]] = {}
-        for path, text in kept["texts"].items():
-            lines = kept["lines"].get(path, {})
-            for number, line in enumerate(text.splitlines(), start=1):
-                files = self._by_text.setdefault(line.strip(), {})
-                files[path] = files.get(path, 0) | int(lines.get(str(number), "0"), 16)
-
-    def _executing(self, path: str, line: str) -> int:
-        """Return the tests that executed lines of this text: in the file, or else in any."""
-        files = self._by_text.get(line.strip(), {})
-        if path in files or len(line.strip()) < LEAST_TEXT:
-            return files.get(path, 0)
-        return functools.reduce(operator.or_, files.values(), 0)
-
-    def tests_of(self, path: str, text: str, mutant: Mutant) -> Iterator[list[Covering]]:
-        """Yield, stage by stage, the tests that execute any of the changed lines.
-
-        The tests of the changed room and those of every field of the output come first, then all others; of each file
-        the fastest first, and files take turns, so that a line that thousands of tests execute meets every kind.
-        """
-        lines = text.splitlines()
-        bits = 0
-        for line in lines[mutant.line - 1 : mutant.last_line]:
-            bits |= self._executing(path, line)
-        above = [
-            self._executing(path, line) for line in reversed(lines[max(0, mutant.line - 6) : mutant.line - 1])
-        ]
-        if not bits and lines[mutant.line - 1].strip() not in self._by_text:
-            bits = next(filter(None, above), 0)  # a line that is new: the tests of the nearest above it
-        executing = (test for number, test in enumerate(self._tests) if (bits & self._there) >> number & 1)
-        close = (f"tests/{path.partition('/')[0]}/", "tests/golden_json/")
-        turns: Counter[str] = Counter()
-        order = []
-        for test in sorted(executing, key=lambda test: test.seconds):
-            file = test.name.partition("::")[0]
-            turns[file] += 1
-            order.append((not file.startswith(close), turns[file], test.seconds, test))
-        waiting = [test for *_, test in sorted(order)]
-        for most in STAGES:
-            chosen, left, spent = [], [], 0.0
-            for test in waiting:
-                fits = spent + test.seconds <= most
-                (chosen if fits else left).append(test)
-                spent += test.seconds if fits else 0.0
-            waiting = left
-            if chosen:
-                yield chosen
-        if waiting and len(waiting) == len(order):  # every test takes longer than a stage
-            yield waiting[:1]
+def marked(mutant: Mutant) -> Mutant:
+    """Return the fault with a call that notes its execution."""
+    if mutant.kind == "return None":
+        return mutant._replace(after=f"return {MARK}()")
+    if mutant.kind == "dropped statement":
+        return mutant._replace(after=f"{MARK}()")
+    return mutant._replace(after=f"({MARK}(), {mutant.after})[1]")
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git tracks, and what it would."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    put_samples_beside(target)
-
-
-_MEASURE = """
-import json, sys, time, coverage, pytest
-out, *arguments = sys.argv[1:]
-watched = coverage.Coverage(data_file=None, source=["src/stepgrade"], config_file=False)
-tests = []
-class Measuring:
-    def pytest_runtest_protocol(self, item):
-        self.began = time.process_time()
-        watched.switch_context(item.nodeid)
-    def pytest_runtest_logfinish(self, nodeid):
-        tests.append((nodeid, round(time.process_time() - self.began, 3)))
-watched.start()
-code = pytest.main(arguments, plugins=[Measuring()])
-watched.stop()
-bits = {name: 1 << number for number, (name, _) in enumerate(tests)}
-lines, data = {}, watched.get_data()
-for path in data.measured_files():
-    by_line = data.contexts_by_lineno(path).items()
-    lines[path.partition("/src/stepgrade/")[2]] = {
-        line: f"{sum(bits.get(name, 0) for name in set(names)):x}" for line, names in by_line
-    }
-json.dump({"tests": tests, "lines": lines}, open(out, "w"))
-sys.exit(code)
-"""
-
-# Tests run in the order that they are named in; the suite draws its own.
-_RUN = """
-import sys, pytest
-names, arguments = sys.stdin.read().splitlines(), sys.argv[1:]
-places = {name: place for place, name in enumerate(names)}
-class InOrder:
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        items.sort(key=lambda item: places.get(item.nodeid, len(places)))
-sys.exit(pytest.main([*arguments, *names], plugins=[InOrder()]))
-"""
-
-
-def measure(trees: list[Path], *, anew: bool) -> dict[str, Any]:
-    """Return which tests execute which lines, measured now or found from an earlier time."""
-    cache = ROOT / ".cache" / "mutation"
-    kept = cache / "map.json"
-    if anew or not kept.exists():
-        print("measuring which tests execute which lines (ten minutes)", flush=True)
-        cache.mkdir(parents=True, exist_ok=True)
-
-        def measured(tree: Path, folder: str) -> dict[str, Any]:
-            part = cache / f"{folder.replace('/', '-')}.part"
-            ran = subprocess.run(
-                [sys.executable, "-c", _MEASURE, str(part), *WHICH, folder],
-                cwd=tree, env=_environment(tree), check=False, capture_output=True, text=True,
-            )  # fmt: skip
-            if ran.returncode:
-                sys.exit(f"the tests fail without any fault: repair that first\n{ran.stdout[-4000:]}")
-            found = dict(json.loads(part.read_text()))
-            part.unlink()
-            return found
-
-        tests: list[Any] = []
-        lines: dict[str, dict[str, int]] = {}
-        for found in _on_each(trees, measured, _folders(trees[0])):
-            for path, by_line in found["lines"].items():
-                of_file = lines.setdefault(path, {})
-                for line, bits in by_line.items():
-                    of_file[line] = of_file.get(line, 0) | int(bits, 16) << len(tests)
-            tests += found["tests"]
-        source = trees[0] / "src" / "stepgrade"
-        texts = {
-            str(path.relative_to(source)): path.read_text(encoding="utf-8") for path in source.rglob("*.py")
-        }
-        shown = {path: {line: f"{bits:x}" for line, bits in by.items()} for path, by in lines.items()}
-        kept.write_text(json.dumps({"tests": tests, "texts": texts, "lines": shown}))
-    return dict(json.loads(kept.read_text()))
-
-
-def _on_each(trees: list[Path], work: Callable[[Path, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the work's result for each item as it is done; each tree is used by one worker at a time."""
-    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    for tree in trees:
-        free.put(tree)
-
-    def one(item: Any) -> Any:
-        tree = free.get()
-        try:
-            return work(tree, item)
-        finally:
-            free.put(tree)
-
-    with ThreadPoolExecutor(len(trees)) as pool:
-        for done in as_completed([pool.submit(one, item) for item in items]):
-            yield done.result()
-
-
-def collect(tree: Path) -> list[str]:
-    """Return the names of all tests; as a side effect every module of the copy is compiled, once for all faults."""
-    environment = {**_environment(tree), "PYTHONDONTWRITEBYTECODE": ""}
-    compiled = [sys.executable, "-m", "compileall", "-q", "src"]
-    subprocess.run(compiled, cwd=tree, env=environment, check=True)
-    listed = subprocess.run(
-        [sys.executable, "-m", "pytest", *WHICH, "--collect-only", *_folders(tree)],
-        cwd=tree, env=environment, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return [line for line in listed.stdout.splitlines() if "::" in line]
-
-
-def _folders(tree: Path) -> list[str]:
-    return [f"tests/{name}" for name in TESTS if (tree / "tests" / name).is_dir()]
-
-
-def _environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def run_tests(tree: Path, tests: list[Covering]) -> bool:
-    """Return whether one of the tests fails, dies, or takes far longer than it did without a fault."""
-    most = int(20 + 3 * sum(test.seconds for test in tests))
-    with tempfile.TemporaryFile() as names:
-        names.write("\n".join(test.name for test in tests).encode())
-        names.seek(0)
-        running = subprocess.Popen(
-            [sys.executable, "-c", _RUN, "-x", *WHICH],
-            cwd=tree, env=_environment(tree), stdin=names, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-    resource.prlimit(running.pid, resource.RLIMIT_CPU, (most, most + 5))
+def faulty_code(text: str, path: Path, mutant: Mutant) -> CodeType | None:
+    """Return the code of the outermost function around a fault, with the fault; None if it is in no function."""
     try:
-        return running.wait(timeout=60 + 20 * most) != 0
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
+        whole = compile(marked(mutant).applied(text), str(path), "exec", dont_inherit=True)
+    except SyntaxError:  # a pattern cannot call
+        return None
+    first = max((line for line in _function_lines(ast.parse(text)) if line <= mutant.line), default=0)
+    return next((code for code in _codes(whole) if code.co_firstlineno == first), None)
+
+
+def _function_lines(tree: ast.Module | ast.ClassDef) -> Iterator[int]:
+    """Yield the first line of each function that is in no other, that of its first decorator if it has one."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        elif isinstance(node, ast.ClassDef):
+            yield from _function_lines(node)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of functions in a module or a class, not of those within functions."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and inner.co_name != "<lambda>":
+            if inner.co_flags & inspect.CO_OPTIMIZED:  # a function, not the body of a class
+                yield inner
+            else:
+                yield from _codes(inner)
+
+
+def functions() -> dict[tuple[str, int], list[FunctionType]]:
+    """Import all of stepgrade, and return its functions by file and first line."""
+    for module in pkgutil.walk_packages(stepgrade.__path__, "stepgrade."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of a framework that is not installed
+                importlib.import_module(module.name)
+    found: dict[tuple[str, int], list[FunctionType]] = {}
+    for one in gc.get_objects():
+        if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCE)):
+            found.setdefault((one.__code__.co_filename, one.__code__.co_firstlineno), []).append(one)
+    return found
+
+
+class Suite:
+    """The collected tests, in the order in which they are run against a fault."""
+
+    def __init__(self, items: Sequence[pytest.Item]) -> None:
+        self.by_name = {item.nodeid: item for item in items}
+        self._files: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            self._files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        self._texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in self._files}
+        self.seconds: dict[str, float] = {}  # of each test that ran
+        self.catching: Counter[str] = Counter()  # tests that caught a fault in a module: f"{path} {test}"
+        self.unfit: set[str] = set()  # that fail without a fault
+
+    def against(self, path: str, seed: int) -> list[pytest.Item]:
+        """Return the tests for a fault in a module: those that caught one there, its own, its room's, the golden."""
+        module = "stepgrade." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        room, name = path.partition("/")[0], module.rpartition(".")[2]
+
+        def distance(file: str) -> int:
+            imports = f"from {module} import" in self._texts[file]
+            if imports or f"test_{name}." in file:
+                return 0 if f"tests/{room}/" in file or f"test_{name}." in file else 1
+            folder = "/".join(path.split("/")[:-1])
+            near = [
+                f"tests/{folder}/",
+                f"tests/{room}/",
+                "tests/golden_json/test_golden",
+                "tests/golden_json/",
+            ]
+            return next((2 + number for number, part in enumerate(near) if part in file), 6)
+
+        chance = random.Random(seed)
+        by_distance = sorted(self._files, key=lambda file: (distance(file), chance.random()))
+        every = [item for file in by_distance for item in self._files[file]]
+        caught = [item for item in every if self.catching[f"{path} {item.nodeid}"]][:5]
+        chosen = {item.nodeid: item for item in caught}
+        for most in (FIRST_OF_A_FILE, MOST_OF_A_FILE):  # a little of each close file, then more of all
+            for file in by_distance:
+                if most == FIRST_OF_A_FILE and distance(file) > 5:
+                    break
+                left = [item for item in self._files[file] if item.nodeid not in chosen]
+                # A large file is a table of cases: any of them, but the quick ones of a small one first.
+                order = {item: chance.random() if len(left) > 50 else self._expected(item) for item in left}
+                spent = 0.0
+                for item in sorted(left, key=order.__getitem__):
+                    if spent + self._expected(item) <= most:
+                        chosen[item.nodeid] = item
+                        spent += self._expected(item)
+        return [item for name, item in chosen.items() if name not in self.unfit]
+
+    def _expected(self, item: pytest.Item) -> float:
+        return self.seconds.get(item.nodeid, 0.1)
+
+
+class Fork:
+    """A fork of this process that prepares itself and runs tests until one fails."""
+
+    def __init__(self, items: Sequence[pytest.Item], folder: Path, code: CodeType | None = None,
+                 of: Sequence[FunctionType] = ()) -> None:  # fmt: skip
+        self.failed: str | None = None  # the test that failed, or in which it died
+        self.executed = False
+        self.seconds: dict[str, float] = {}  # of processor time, of each test that ran
+        self.folder, self._test, self._rest, self.heard = folder, "", b"", time.monotonic()
+        self.reading, writing = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                self._run(items, writing, code, of)
+            finally:  # a fork never returns, whatever happens in it
+                os._exit(3)
+        os.close(writing)
+
+    def _run(
+        self,
+        items: Sequence[pytest.Item],
+        writing: int,
+        code: CodeType | None,
+        functions: Sequence[FunctionType],
+    ) -> None:
+        os.setsid()
+        most = int(MOST_SECONDS + SILENT_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 5))
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        config: Any = items[0].config
+        self.folder.mkdir()
+        config._tmp_path_factory._basetemp = self.folder
+        executed: list[bool] = []
+        setattr(builtins, MARK, lambda: executed.append(True) if not executed else None)
+        for function in functions if code else ():
+            function.__code__ = code
+        began = before = time.process_time()
+        for item, after in itertools.zip_longest(items, items[1:]):
+            os.write(writing, f"{json.dumps([item.nodeid])}\n".encode())
+            is_last = before - began > MOST_SECONDS
+            reports = runtestprotocol(item, log=False, nextitem=None if is_last else after)
+            now = time.process_time()
+            failed = any(report.failed for report in reports)
+            row = [item.nodeid, failed, bool(executed), now - before]
+            os.write(writing, f"{json.dumps(row)}\n".encode())
+            before = now
+            if failed or is_last:
+                break
+        os._exit(0)
+
+    def hear(self) -> bool:
+        """Read what the fork has written; return whether it has ended. One that is silent for long is ended."""
+        ready, _, _ = select.select([self.reading], [], [], 0)
+        new = os.read(self.reading, 65536) if ready else None
+        if new:
+            self.heard = time.monotonic()
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for row in map(json.loads, lines):
+                self._test = row[0]
+                if len(row) > 1:
+                    _, failed, self.executed, self.seconds[self._test] = row
+                    self.failed = self._test if failed else self.failed
+        if new != b"" and time.monotonic() - self.heard < 20 * SILENT_SECONDS:
+            return False
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+            os.killpg(self._process, signal.SIGKILL)
+        _, status = os.waitpid(self._process, 0)
+        os.close(self.reading)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if new is None or (status and self._test not in self.seconds):  # it was ended, or died, in a test
+            self.failed, self.executed = self._test, True
+        return True
 
 
 def drawn(seed: int, rooms: tuple[str, ...]) -> Iterator[tuple[str, Mutant]]:
     """Yield faults at random, modules by their size: the same ones for the same seed and the same code."""
     chance = random.Random(seed)
-    source = ROOT / "src" / "stepgrade"
-    files = sorted(path for room in rooms for path in (source / room).rglob("*.py"))
+    files = sorted(path for room in rooms for path in (SOURCE / room).rglob("*.py"))
     texts = {path: path.read_text(encoding="utf-8") for path in files}
     found = {path: mutants(text) for path, text in texts.items()}
     files = [path for path in files if found[path]]
@@ -283,56 +264,103 @@ def drawn(seed: int, rooms: tuple[str, ...]) -> Iterator[tuple[str, Mutant]]:
         one = choose(found[path], chance)
         if one is not None and (path, one) not in seen:
             seen.add((path, one))
-            yield str(path.relative_to(source)), one
+            yield str(path.relative_to(SOURCE)), one
 
 
-def judge(tree: Path, known: Map, path: str, mutant: Mutant, *, control: bool) -> str:
-    """Return whether the tests catch a fault: caught, survived or not executed."""
-    module = tree / "src" / "stepgrade" / path
-    text, changed = module.read_text(encoding="utf-8"), module.stat().st_mtime_ns
-    stages = list(known.tests_of(path, text, mutant))
-    if not stages:
-        return "not executed"
-    if control and any(run_tests(tree, tests) for tests in stages):
-        sys.exit(f"tests fail without any fault, those of {path}:{mutant.line}")
-    module.write_text(mutant.applied(text), encoding="utf-8")
-    try:
-        return "caught" if any(run_tests(tree, tests) for tests in stages) else "survived"
-    finally:
-        module.write_text(text, encoding="utf-8")
-        os.utime(module, ns=(changed, changed))  # so that its compiled form is valid again
+class Judged:
+    """A fault on its way to a verdict: its tests run, and what fails is run once more without the fault."""
+
+    fork: Fork
+
+    def __init__(self, path: str, mutant: Mutant, known: dict[tuple[str, int], list[FunctionType]]) -> None:
+        self.path, self.mutant = path, mutant
+        self.verdict, self.seconds = "not executed", 0.0
+        self.caught_by: str | None = None
+        file = SOURCE / path
+        self._code = faulty_code(file.read_text(encoding="utf-8"), file, mutant)
+        self._functions = known.get((str(file), self._code.co_firstlineno), []) if self._code else []
+
+    def start(self, suite: Suite, folder: str) -> bool:
+        """Run the tests with the fault; return False if its function is nowhere to be found."""
+        if self._functions:
+            tests = suite.against(self.path, self.mutant.start)
+            self.fork = Fork(tests, _new_folder(folder), self._code, self._functions)
+        return bool(self._functions)
+
+    def goes_on(self, suite: Suite, folder: str) -> bool:
+        """Take what the fork found and return whether another one runs; without, there is a verdict."""
+        fork, self.seconds = self.fork, self.seconds + sum(self.fork.seconds.values())
+        suite.seconds |= fork.seconds
+        if self.caught_by is not None and fork.failed is not None:  # it fails without the fault too
+            suite.unfit.add(fork.failed)
+            self.caught_by = None
+            return self.start(suite, folder)
+        if self.caught_by is not None:
+            suite.catching[f"{self.path} {self.caught_by}"] += 1
+            self.verdict = "caught"
+        elif fork.failed is not None:
+            self.caught_by = fork.failed
+            self.fork = Fork([suite.by_name[fork.failed]], _new_folder(folder))
+            return True
+        elif fork.executed:
+            self.verdict = "survived"
+        return False
 
 
-def run(
-    chosen: list[tuple[str, Mutant]], file: Path | None, workers: int, *, anew: bool
-) -> list[dict[str, Any]]:
-    """Return a record for each fault; those that the file holds already are not run again."""
-    kept: dict[tuple[str, Mutant], dict[str, Any]] = {}
-    if file and file.exists():
-        for record in map(json.loads, file.read_text().splitlines()):
-            mutant = Mutant(*(record[name] for name in Mutant._fields))
-            kept[record["path"], mutant] = record
-    with tempfile.TemporaryDirectory(prefix="stepgrade-mutation-") as folder:
-        trees = [Path(folder) / str(number) / "copy" for number in range(workers)]
-        for tree in trees:
-            copy_tree(tree)
-            names = collect(tree)
-        known = Map(measure(trees, anew=anew), set(names))
+def _new_folder(folder: str) -> Path:
+    return Path(tempfile.mkdtemp(dir=folder)) / "tests"
 
-        def judged(tree: Path, fault: tuple[str, Mutant]) -> dict[str, Any]:
-            path, mutant = fault
-            began = time.monotonic()
-            verdict = judge(tree, known, path, mutant, control=chosen.index(fault) % CONTROL_EVERY == 0)
-            seconds = round(time.monotonic() - began, 1)
-            return {"path": path, "verdict": verdict, "seconds": seconds, **mutant._asdict()}
 
-        for record in _on_each(trees, judged, [fault for fault in chosen if fault not in kept]):
-            kept[record["path"], Mutant(*(record[name] for name in Mutant._fields))] = record
-            print(f"{len(kept)} {record['verdict']:12} {record['seconds']:5.1f} s  {record['path']}:{record['line']}"
-                  f" {record['kind']}", flush=True)  # fmt: skip
-            with (file or Path(os.devnull)).open("a") as out:
-                out.write(json.dumps(record) + "\n")
-    return [kept[fault] for fault in chosen]
+class Judging:
+    """Judges faults, several at a time; a plug-in of pytest, which collects the tests first."""
+
+    def __init__(self, chosen: list[tuple[str, Mutant]], records: Path | None, workers: int) -> None:
+        self._chosen, self._file, self._workers = chosen, records, workers
+        self.kept: dict[tuple[str, Mutant], dict[str, Any]] = {}
+        if records and records.exists():
+            for record in map(json.loads, records.read_text().splitlines()):
+                self.kept[record["path"], Mutant(*(record[name] for name in Mutant._fields))] = record
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Judge the faults instead of running the tests."""
+        known, suite = functions(), Suite(session.items)
+        waiting = [
+            Judged(path, mutant, known) for path, mutant in self._chosen if (path, mutant) not in self.kept
+        ]
+        waiting.reverse()
+        running: list[Judged] = []
+        gc.freeze()
+        with tempfile.TemporaryDirectory(prefix="stepgrade-mutation-") as folder:
+            while waiting or running:
+                while waiting and len(running) < self._workers:
+                    fault = waiting.pop()
+                    if fault.start(suite, folder):
+                        running.append(fault)
+                    else:
+                        self._keep(fault)
+                select.select([fault.fork.reading for fault in running], [], [], 1.0)
+                for fault in [fault for fault in running if fault.fork.hear()]:
+                    if fault.goes_on(suite, folder):
+                        continue
+                    running.remove(fault)
+                    self._keep(fault)
+        for name in sorted(suite.unfit):
+            print(f"fails without any fault: {name}")
+        return True
+
+    def _keep(self, fault: Judged) -> None:
+        record = {"path": fault.path, "verdict": fault.verdict, "seconds": round(fault.seconds, 1)}
+        record |= fault.mutant._asdict()
+        self.kept[fault.path, fault.mutant] = record
+        place = f"{fault.path}:{fault.mutant.line} {fault.mutant.kind}"
+        by = f" by {fault.caught_by}" if fault.caught_by else ""
+        print(f"{len(self.kept)} {fault.verdict:12} {fault.seconds:5.1f} s  {place}{by}", flush=True)
+        with (self._file or Path(os.devnull)).open("a") as out:
+            out.write(json.dumps(record) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record for each fault."""
+        return [self.kept[fault] for fault in self._chosen if fault in self.kept]
 
 
 def report(records: list[dict[str, Any]]) -> float:
@@ -366,14 +394,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=ROOMS)
-    parser.add_argument("--measure", action="store_true", help="measure anew which tests execute which lines")
     parser.add_argument("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 4)))
     parser.add_argument("--records", type=Path, help="one line for each fault; those in it are not run again")
     args = parser.parse_args()
-    rooms = tuple(room for room in args.room or ROOMS if (ROOT / "src" / "stepgrade" / room).is_dir())
-    chosen = list(itertools.islice(drawn(args.seed, rooms), args.count))
-    records = run(chosen, args.records, args.workers, anew=args.measure)
-    share = report(records)
+    rooms = tuple(args.room or ROOMS)
+    judging = Judging(list(itertools.islice(drawn(args.seed, rooms), args.count)), args.records, args.workers)
+    os.chdir(ROOT)
+    code = pytest.main([*WHICH, "-n0", *(f"tests/{name}" for name in TESTS)], plugins=[judging])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return int(code)
+    share = report(judging.records())
     if share < LEAST_CAUGHT:
         print(f"only {share:.1%} of the executed faults were caught; at least {LEAST_CAUGHT:.0%} must be")
         return 1

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import random
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.house.measures import sources
-from tests.mutation.mutants import Mutant, choose, mutants
-from tests.mutation.run import Covering, Map
+from tests.mutation import run
+from tests.mutation.mutants import choose, mutants
+from tests.mutation.run import MARK, Suite, faulty_code
 
 
 @pytest.mark.parametrize(
@@ -68,47 +73,82 @@ def test_kinds_are_drawn_alike() -> None:
     assert choose([], random.Random(0)) is None
 
 
-TESTS = [("tests/cli/a.py::1", 0.1), ("tests/cli/a.py::2", 0.2), ("tests/report/b.py::1", 0.3),
-         ("tests/trace/c.py::1", 9.0), ("tests/golden_json/d.py::1", 2.0), ("tests/cli/a.py::far", 0.0)]  # fmt: skip
-NAMES = {name for name, _ in TESTS}
-TEXT = "def f(a):\n    b = a + 1\n    c = b * 20 + a\n    return c\n"
-KNOWN = {
-    "tests": TESTS,
-    "texts": {"trace/x.py": TEXT},
-    "lines": {"trace/x.py": {"2": "3", "3": "1c", "4": "20"}},
-}
+def code_of(text: str, kind: str) -> tuple[str, int] | None:
+    """Return the name and the line of the function whose code a fault changes; run it with the mark."""
+    (fault,) = (one for one in mutants(text) if one.kind == kind)
+    code = faulty_code(text, Path("x.py"), fault)
+    return code and (code.co_qualname, code.co_firstlineno)
 
 
-def chosen(text: str, line: int, last: int, names: set[str] = NAMES) -> list[list[str]]:
-    fault = Mutant("constant", line, last, 0, 1, "1", "2")
-    stages = Map(KNOWN, names).tests_of("trace/x.py", text, fault)
-    return [[test.name for test in stage] for stage in stages]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def f(a):\n    return a < 1\n", ("f", 1)),
+        ("x = 1\n@cache\n@other\ndef f(a):\n    return a < 1\n", ("f", 2)),
+        ("class A:\n    x = 1\n    def f(self):\n        return self < 1\n", ("A.f", 3)),
+        ("def f():\n    def g(a):\n        return a < 1\n    return g\n", ("f", 1)),
+        (
+            "def f():\n    class A:\n        def g(self):\n            return self < 1\n    return A\n",
+            ("f", 1),
+        ),
+        ("def g():\n    x\ndef f(a):\n    y = lambda: (a <\n        1)\n", ("f", 3)),
+    ],
+)
+def test_the_outermost_function_gets_the_fault(text: str, expected: tuple[str, int]) -> None:
+    assert code_of(text, "comparison") == expected
 
 
-def test_close_tests_come_first_and_files_take_turns() -> None:
-    fit = ["tests/golden_json/d.py::1", "tests/cli/a.py::1", "tests/report/b.py::1", "tests/cli/a.py::2"]
-    assert chosen(TEXT, 2, 3) == [fit, ["tests/trace/c.py::1"]]  # too long for the first stage
+def test_a_fault_notes_that_it_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+    monkeypatch.setattr(builtins, MARK, lambda: noted.append(1), raising=False)
+    text = "def f(a, b):\n    if a:\n        a += 1\n    if b:\n        return a * 3\n"
+    for fault in mutants(text):
+        code = faulty_code(text, Path("x.py"), fault)
+        assert code is not None
+        function = FunctionType(code, {})
+        noted.clear()
+        function(0, 0)
+        assert not noted
+        function(2, 2)
+        assert noted
 
 
-def test_lines_are_found_again_by_their_text() -> None:
-    moved = "x = 1\n" + TEXT.replace("c = b * 20 + a", "if c := b * 20 + a:\n        print(c)")
-    assert chosen(moved, 3, 3) == chosen(TEXT, 2, 2)
-    assert chosen(moved, 4, 4) == chosen(moved, 5, 5) == chosen(TEXT, 2, 2)  # new lines: as the nearest above
-    elsewhere = Map(KNOWN, NAMES).tests_of("trace/y.py", TEXT, Mutant("constant", 3, 3, 0, 1, "1", "2"))
-    assert [[test.name for test in stage] for stage in elsewhere] == chosen(TEXT, 3, 3)
+def test_a_fault_in_a_pattern_has_no_code() -> None:
+    text = "def f(a):\n    match a:\n        case 3:\n            pass\n"
+    (fault,) = mutants(text)
+    assert faulty_code(text, Path("x.py"), fault) is None
 
 
-def test_a_test_that_is_gone_is_not_run() -> None:
-    assert chosen(TEXT, 2, 2, {"tests/cli/a.py::2"}) == [["tests/cli/a.py::2"]]
-    assert chosen(TEXT, 2, 2, set()) == []
+class Item(NamedTuple):
+    """What the order of tests looks at."""
+
+    nodeid: str
 
 
-def test_a_test_longer_than_a_stage_still_runs() -> None:
-    known = {
-        "tests": [("tests/cli/a.py::1", 500.0)],
-        "texts": {"trace/x.py": TEXT},
-        "lines": {"trace/x.py": {"2": "1"}},
+def test_close_tests_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    files = {
+        "tests/cli/test_a.py": "import stepgrade",
+        "tests/report/test_b.py": "from stepgrade.trace.memory import x",
+        "tests/trace/test_c.py": "",
+        "tests/trace/test_memory.py": "",
+        "tests/golden_json/test_golden_json.py": "",
     }
-    fault = Mutant("constant", 2, 2, 0, 1, "1", "2")
-    stages = Map(known, {"tests/cli/a.py::1"}).tests_of("trace/x.py", TEXT, fault)
-    assert list(stages) == [[Covering("tests/cli/a.py::1", 500.0)]]
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    items: list[Any] = [Item(f"{file}::{number}") for file in files for number in (1, 2)]
+    suite = Suite(items)
+    suite.seconds = {"tests/trace/test_memory.py::1": 1.2, "tests/trace/test_c.py::2": 100.0}
+    order = [item.nodeid for item in suite.against("trace/memory.py", 1)]
+    assert order[:4] == [
+        *("tests/trace/test_memory.py::2", "tests/trace/test_memory.py::1"),
+        *("tests/report/test_b.py::1", "tests/report/test_b.py::2"),
+    ]
+    assert order[4] == "tests/trace/test_c.py::1"
+    assert "tests/trace/test_c.py::2" not in order  # takes longer than any fault may
+    assert order[5].startswith("tests/golden_json/")
+    suite.catching["trace/memory.py tests/cli/test_a.py::2"] += 1
+    suite.unfit.add("tests/trace/test_memory.py::2")
+    order = [item.nodeid for item in suite.against("trace/memory.py", 1)]
+    assert order[:2] == ["tests/cli/test_a.py::2", "tests/trace/test_memory.py::1"]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 import stepgrade as sg
+from stepgrade.config.limits import Limits
+from stepgrade.model import Operation
+from stepgrade.model.activity import Activity
+from stepgrade.scoring.causes import work_of
 from stepgrade.trace.profile import analyse_rank
+from tests.builders import make_profile
 from tests.trace_builder import TraceBuilder
 
 MS = 1_000_000
@@ -48,3 +54,21 @@ def test_slow_work_of_other_classes_counts_as_what_it_is() -> None:
     shares = {cause.bottleneck: cause.share for cause in card_of({"aten::mm": 60, "aten::copy_": 40}).causes}
     assert shares["compute"] == pytest.approx(0.6 / 1.02, abs=0.001)
     assert shares["memory_bw"] == pytest.approx(0.4 / 1.02, abs=0.001)
+
+
+def test_random_numbers_are_arithmetic_on_a_processor_only() -> None:
+    """Of a device's kernels, drawing numbers moves memory: most of the time in it is not limited by arithmetic."""
+    on_device = make_profile(
+        operations=(
+            Operation(name="aten::normal_", kind="other", ms=60.0, calls=10.0),
+            Operation(name="aten::mm", kind="gemm", ms=40.0, calls=10.0),
+        ),
+        launches_per_step=100.0,
+        mean_step_ms=100.0,
+    )
+    on_processor = structs.replace(on_device, launches_per_step=None, activity=Activity(driver="host"))
+    limits = Limits()
+    device, processor = (work_of(one, one.operations, limits) for one in (on_device, on_processor))
+    assert "random numbers" not in device.products
+    assert "random numbers" in processor.products
+    assert processor.products_share == pytest.approx(1.0)

@@ -99,6 +99,22 @@ def test_waits_of_the_drawn_step_name_the_late_rank(tmp_path: Path) -> None:
     assert waited[1] == min(waited)
 
 
+def test_waits_end_when_the_late_rank_arrives(tmp_path: Path) -> None:
+    """A wait starts in the lane of its collective, and all who wait for one rank end together on one clock."""
+    plan = Planned(world=4, tensor=4, pipeline=1, steps=5, slow_rank=1)
+    views = sg.load(*write_ranks(tmp_path, plan), cache=False).views[:4]
+    ends: dict[int, list[int]] = {}
+    for view in views:
+        events = [row for lane in view.lanes for row in zip(lane.start_ns, lane.dur_ns, strict=True)]
+        for wait in view.waits:
+            end = wait.start_ns + wait.dur_ns
+            assert any(at - 1_000 <= wait.start_ns and end <= at + dur + 1_000 for at, dur in events)
+            if wait.late == 1:
+                ends.setdefault(round((view.at_ns + end) / 20_000), []).append(view.at_ns + end)
+    assert max(map(len, ends.values())) == 3
+    assert all(max(together) - min(together) < 1_000 for together in ends.values())
+
+
 def test_short_events_of_one_dot_are_one_slice() -> None:
     # A dot is 10 ns wide: 1-3 and 5-8 share one, 12-14 has the next, and a long event stands alone.
     start = np.array([1, 5, 12, 100, 205], np.int64)
