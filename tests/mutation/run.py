@@ -133,9 +133,13 @@ class Suite:
         self.seconds: dict[str, float] = {}  # of each test that ran
         self.catching: Counter[str] = Counter()  # tests that caught a fault in a module: f"{path} {test}"
         self.unfit: set[str] = set()  # that fail without a fault
+        self._real = {item.nodeid for item in items if item.get_closest_marker("samples")}  # files, and large
 
-    def against(self, path: str, seed: int) -> list[pytest.Item]:
-        """Return the tests for a fault in a module: those that caught one there, its own, its room's, the golden."""
+    def against(self, path: str, seed: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+        """Return the tests for a fault in a module: those that caught one there, its own, its room's, the golden.
+
+        Those of close files come first; of the others, those in files that executed the fault.
+        """
         module = "stepgrade." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         room, name = path.partition("/")[0], module.rpartition(".")[2]
 
@@ -165,11 +169,14 @@ class Suite:
                 # A large file is a table of cases: any of them, but the quick ones of a small one first.
                 order = {item: chance.random() if len(left) > 50 else self._expected(item) for item in left}
                 spent = 0.0
-                for item in sorted(left, key=order.__getitem__):
-                    if spent + self._expected(item) <= most:
+                for item in sorted(left, key=lambda item: (item.nodeid in self._real, order[item])):
+                    is_late = item.nodeid in self._real and most == FIRST_OF_A_FILE
+                    if spent + self._expected(item) <= most and not is_late:
                         chosen[item.nodeid] = item
                         spent += self._expected(item)
-        return [item for name, item in chosen.items() if name not in self.unfit]
+            if most == FIRST_OF_A_FILE:
+                first = [item for name, item in chosen.items() if name not in self.unfit]
+        return first, [item for name, item in chosen.items() if name not in self.unfit][len(first) :]
 
     def _expected(self, item: pytest.Item) -> float:
         return self.seconds.get(item.nodeid, 0.1)
@@ -178,8 +185,13 @@ class Suite:
 class Fork:
     """A fork of this process that prepares itself and runs tests until one fails."""
 
-    def __init__(self, items: Sequence[pytest.Item], folder: Path, code: CodeType | None = None,
-                 of: Sequence[FunctionType] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        first: Sequence[pytest.Item],
+        more: Sequence[pytest.Item],
+        folder: Path,
+        change: tuple[CodeType, Sequence[FunctionType]] | None = None,
+    ) -> None:
         self.failed: str | None = None  # the test that failed, or in which it died
         self.executed = False
         self.seconds: dict[str, float] = {}  # of processor time, of each test that ran
@@ -188,36 +200,35 @@ class Fork:
         self._process = os.fork()
         if self._process == 0:
             try:
-                self._run(items, writing, code, of)
+                if change:
+                    for function in change[1]:
+                        function.__code__ = change[0]
+                self._run(first, more, writing)
             finally:  # a fork never returns, whatever happens in it
                 os._exit(3)
         os.close(writing)
 
-    def _run(
-        self,
-        items: Sequence[pytest.Item],
-        writing: int,
-        code: CodeType | None,
-        functions: Sequence[FunctionType],
-    ) -> None:
+    def _run(self, first: Sequence[pytest.Item], more: Sequence[pytest.Item], writing: int) -> None:
         os.setsid()
         most = int(MOST_SECONDS + SILENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (most, most + 5))
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
-        config: Any = items[0].config
+        config: Any = first[0].config
         self.folder.mkdir()
         config._tmp_path_factory._basetemp = self.folder
         executed: list[bool] = []
         setattr(builtins, MARK, lambda: executed.append(True) if not executed else None)
-        for function in functions if code else ():
-            function.__code__ = code
         began = before = time.process_time()
-        for item, after in itertools.zip_longest(items, items[1:]):
+        waiting, executing = [*first, *more], set[str]()
+        while waiting:
+            item = waiting.pop(0)
+            after = waiting[0] if waiting else None
             os.write(writing, f"{json.dumps([item.nodeid])}\n".encode())
             is_last = before - began > MOST_SECONDS
-            reports = runtestprotocol(item, log=False, nextitem=None if is_last else after)
+            is_end = item is first[-1]
+            reports = runtestprotocol(item, log=False, nextitem=None if is_last or is_end else after)
             now = time.process_time()
             failed = any(report.failed for report in reports)
             row = [item.nodeid, failed, bool(executed), now - before]
@@ -225,6 +236,11 @@ class Fork:
             before = now
             if failed or is_last:
                 break
+            if executed:
+                executing.add(item.nodeid.partition("::")[0])
+                executed.clear()
+            if is_end:  # of files that execute the fault more, before all others
+                waiting.sort(key=lambda item: item.nodeid.partition("::")[0] not in executing)
         os._exit(0)
 
     def hear(self) -> bool:
@@ -237,7 +253,8 @@ class Fork:
             for row in map(json.loads, lines):
                 self._test = row[0]
                 if len(row) > 1:
-                    _, failed, self.executed, self.seconds[self._test] = row
+                    _, failed, is_executed, self.seconds[self._test] = row
+                    self.executed |= is_executed
                     self.failed = self._test if failed else self.failed
         if new != b"" and time.monotonic() - self.heard < 20 * SILENT_SECONDS:
             return False
@@ -282,10 +299,11 @@ class Judged:
 
     def start(self, suite: Suite, folder: str) -> bool:
         """Run the tests with the fault; return False if its function is nowhere to be found."""
-        if self._functions:
-            tests = suite.against(self.path, self.mutant.start)
-            self.fork = Fork(tests, _new_folder(folder), self._code, self._functions)
-        return bool(self._functions)
+        if self._code and self._functions:
+            first, more = suite.against(self.path, self.mutant.start)
+            self.fork = Fork(first, more, _new_folder(folder), (self._code, self._functions))
+            return True
+        return False
 
     def goes_on(self, suite: Suite, folder: str) -> bool:
         """Take what the fork found and return whether another one runs; without, there is a verdict."""
@@ -300,7 +318,7 @@ class Judged:
             self.verdict = "caught"
         elif fork.failed is not None:
             self.caught_by = fork.failed
-            self.fork = Fork([suite.by_name[fork.failed]], _new_folder(folder))
+            self.fork = Fork([suite.by_name[fork.failed]], [], _new_folder(folder))
             return True
         elif fork.executed:
             self.verdict = "survived"

@@ -124,6 +124,9 @@ class Item(NamedTuple):
 
     nodeid: str
 
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "samples" and self.nodeid.endswith("real")
+
 
 def test_close_tests_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ROOT", tmp_path)
@@ -140,7 +143,7 @@ def test_close_tests_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     items: list[Any] = [Item(f"{file}::{number}") for file in files for number in (1, 2)]
     suite = Suite(items)
     suite.seconds = {"tests/trace/test_memory.py::1": 1.2, "tests/trace/test_c.py::2": 100.0}
-    order = [item.nodeid for item in suite.against("trace/memory.py", 1)]
+    order = [item.nodeid for part in suite.against("trace/memory.py", 1) for item in part]
     assert order[:4] == [
         *("tests/trace/test_memory.py::2", "tests/trace/test_memory.py::1"),
         *("tests/report/test_b.py::1", "tests/report/test_b.py::2"),
@@ -150,5 +153,5 @@ def test_close_tests_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert order[5].startswith("tests/golden_json/")
     suite.catching["trace/memory.py tests/cli/test_a.py::2"] += 1
     suite.unfit.add("tests/trace/test_memory.py::2")
-    order = [item.nodeid for item in suite.against("trace/memory.py", 1)]
+    order = [item.nodeid for part in suite.against("trace/memory.py", 1) for item in part]
     assert order[:2] == ["tests/cli/test_a.py::2", "tests/trace/test_memory.py::1"]

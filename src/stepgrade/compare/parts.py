@@ -198,7 +198,7 @@ def _have_timelines(now: Baseline, before: Baseline) -> bool:
 
 
 def _accounts_ms(run: Baseline, other: Baseline) -> dict[str, float]:
-    """Return the known accounts of a run's ledger in milliseconds, told apart as far as the other's are."""
+    """Return the known accounts of a run's ledger in milliseconds, split as finely as the other's."""
     if run.ledger is None or not run.step_ms:
         return {}
     ledger = run.ledger

@@ -1,4 +1,4 @@
-"""Judge runs of two commits that were made in turns on one machine, after each pair, as often as one likes.
+"""Judge runs of two commits made in turns on one machine; the answer may be checked after every pair.
 
 A pair's difference has neither the machine's level nor its slow changes in it, so it needs no history. To
 look after each pair and stop at the first answer would multiply the false alarms of a test for one look.
@@ -72,7 +72,7 @@ def changes_in_turns(
 def compare_in_turns(
     pairs: Sequence[tuple[Baseline, Baseline]], sensitivity: Sensitivity, allowed: Collection[str] = ()
 ) -> Comparison:
-    """Return what changed from the earlier commit to the new one, as far as the pairs tell."""
+    """Return what changed from the earlier commit to the new one, as far as the pairs show."""
     before, now = pairs[-1]
     differing = differences(now.fingerprint, before.fingerprint)
     if any(note.code not in allowed for note in differing):
@@ -88,7 +88,7 @@ def compare_in_turns(
 
 
 def is_decided(comparison: Comparison) -> bool:
-    """Return whether more pairs are of no use: the processor time, or else the step time, has its answer."""
+    """Return whether to stop: the change of the processor time, else of the step time, is decided."""
     changes = {change.metric: change for change in comparison.changes}
     deciding = changes.get("processor_ms") or changes.get("step_time_ms")
     known = deciding is not None and deciding.before_runs >= FEWEST_PAIRS and not deciding.more

@@ -120,7 +120,7 @@ def profile_of_flight_records(records: Sequence[FlightRecord]) -> Profile:
 
 
 def find_hang(records: Sequence[FlightRecord]) -> Hang:
-    """Return why the ranks do not go on, or that nothing shows that they do not."""
+    """Return why the ranks hang, or that the dumps show no hang."""
     ranks = [record.rank for record in records]
     by_rank = dict(enumerate(records))  # their order, if some have no number or two the same
     if None not in ranks and len(set(ranks)) == len(ranks):
@@ -252,6 +252,6 @@ def _find_unfinished(calls: _Calls) -> Hang | None:
 
 
 def _most(lines: Iterable[str | None]) -> str | None:
-    """Return the line that most have."""
+    """Return the most frequent line."""
     known = Counter(line for line in lines if line is not None)
     return known.most_common(1)[0][0] if known else None

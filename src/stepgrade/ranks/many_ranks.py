@@ -1,4 +1,4 @@
-"""Ranks together: by host, pipeline stage and process group, who is slow, always or in turns.
+"""Many ranks together: which hosts, pipeline stages, groups or ranks are slow, always or in turns.
 
 A rank is slow when what it does itself, all of a step but waiting for and moving data, takes longer than on
 the quicker ranks: whoever waits for a slow one is not slow. A host or stage is slow when most of its ranks
@@ -54,7 +54,7 @@ class RankParts(Struct, frozen=True, kw_only=True):
     def of(
         cls, programs: Iterable[Arrivals], names: Mapping[int, str | None], per_host: int | None
     ) -> RankParts:
-        """Return what collectives tell, and the hosts' names; without these, numbers of ranks tell hosts."""
+        """Return the positions that collectives show; hosts come from names, else from rank numbers."""
         groups = frozenset((call.group, call.name) for program in programs for call in program.calls)
         ranks = sorted(names)
         known = [name for name in names.values() if name is not None]
@@ -164,12 +164,12 @@ class _Busy:
         return float(self._own[self._index[rank]])
 
     def are_slow(self, members: Sequence[int], share: float = MOST_OF_A_PART) -> bool:
-        """Tell whether so large a share of these ranks is slow, and they are not all there are."""
+        """Return whether at least this share of the members is slow; never for one rank or for all."""
         count = sum(rank in self.slow for rank in members)
         return 1 < len(members) < len(self.ranks) and count >= share * len(members)
 
     def part(self, kind: str, name: str, members: Sequence[int]) -> SlowPart:
-        """Return these ranks as what is slow."""
+        """Return these ranks as one slow part."""
         rows = [self._index[rank] for rank in members]
         shown = show_numbers(members)
         late = self._busy[rows].mean(axis=0) > (1 + SLOWER) * self._usual_of_step
@@ -228,7 +228,7 @@ def in_rows(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def name_hosts(hosts: Sequence[HostRanks]) -> str:
-    """Return hosts that stand side by side for people."""
+    """Return the names of adjacent hosts, for display."""
     names = [host.name for host in hosts]
     if len(names) == 1:
         return f"host {names[0]}"

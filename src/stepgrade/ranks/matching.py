@@ -38,7 +38,7 @@ _LEAST, _MOST = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max  # halved: a
 
 
 class RankWait(Struct, frozen=True, kw_only=True):
-    """How long one rank waited in collectives, and how long it made others wait, over the common steps."""
+    """How long one rank waited in collectives and made others wait, over the common steps."""
 
     rank: int
     wait_ns: int  # from its arrival to the last rank's
@@ -498,7 +498,7 @@ def match_messages(sent: Messages, received: Messages) -> Receipts:
 
 
 def is_beyond_chance(share: float, count: float, ranks: int) -> bool:
-    """Return whether some rank has this share of so many draws less often than one time in twenty.
+    """Return whether a rank gets this share of that many random draws less than once in twenty times.
 
     Chernoff's bound of the binomial tail, for any of the ranks.
     """

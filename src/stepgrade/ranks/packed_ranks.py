@@ -62,7 +62,7 @@ def _unpack(packed: bytes, kind: type[Known]) -> Known:
 
 
 class NamedOperation(Struct, frozen=True, kw_only=True):
-    """An operation without figures: known ones are 0."""
+    """An operation without its figures; those that are known are 0."""
 
     operation: Operation
     rows: tuple[ShapeRow, ...]
@@ -333,7 +333,7 @@ class MeanOperations:
         self._longest = np.zeros((3, 0), np.int64)  # duration plus 1, start, file
 
     def add(self, packed: PackedOperations, steps: int | None, file: int) -> None:
-        """Add those of a rank with so many steps, which is in this file of the run."""
+        """Add the operations of a rank, given its number of steps and its file in the run."""
         self._counts_of_steps.add(steps)
         plan = self._plans.get(packed.names)
         if plan is None:

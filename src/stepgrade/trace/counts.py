@@ -158,7 +158,7 @@ def scalar_reads(timeline: Timeline) -> iv.Spans:
 
 
 class Tokens(NamedTuple):
-    """How many tokens a step takes in on this rank."""
+    """How many tokens one step reads on this rank."""
 
     per_step: int
     sequence: int | None  # length of a sequence, where the lookup's input has two sizes
