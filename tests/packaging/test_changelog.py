@@ -39,3 +39,8 @@ def test_the_changelog_has_the_version_and_names_its_tag() -> None:
     assert f"## {stepgrade.__version__} (" in text
     assert f"tag `v{stepgrade.__version__}`" in text
     assert join.joined(text, stepgrade.__version__, DAY, {}) == text
+
+
+def test_every_fragment_can_be_joined() -> None:
+    waiting = [path.name for path in (ROOT / "changes").glob("[0-9]*.md")]
+    assert sum(map(len, join.fragments().values())) >= len(waiting)
