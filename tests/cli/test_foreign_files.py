@@ -33,7 +33,7 @@ from stepgrade.errors import BadHistory, BadInput, Unreachable
 from stepgrade.files import DRAFT_NAME, write_by, write_whole
 from stepgrade.fix.copies import original_in
 from stepgrade.fix.trial import Bench, TrialPlan
-from stepgrade.fix.write import write_edits
+from stepgrade.fix.write import REVERSE, write_edits
 from stepgrade.record.guard import guarded_folder, main
 from stepgrade.record.launch import SESSION
 from stepgrade.store import NewRun, open_history
@@ -62,7 +62,7 @@ SCENES: dict[str, list[Place]] = {
         ("fix/copies.py", "Original._copy_folder"),
         ("fix/copies.py", "Original._copy_link"),
     ],
-    "written": [("fix/write.py", "write_edits")],
+    "written": [("fix/write.py", "write_edits"), ("fix/write.py", "_put_back")],
     "guarded": [("record/guard.py", "guarded_folder"), ("record/guard.py", "main")],
     "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
@@ -313,9 +313,19 @@ def test_written(folder: Folder) -> None:
         (work / "train.py").write_text("a = DataLoader(data)\n")
         found = written_report("a = DataLoader(data)\n", "a = DataLoader(data, num_workers=2)\n")
         assert "undoes it" in write_edits(str(work), found)
-    assert (work / "train.py").read_text() == "a = DataLoader(data, num_workers=2)\n"
-    with pytest.raises(BadInput, match="changed while it was tried"):
-        write_edits(str(work), found)
+        with pytest.raises(BadInput, match="changed while it was tried"):
+            write_edits(str(work), found)
+        (work / REVERSE).unlink()
+        (work / "train.py").write_text("a = DataLoader(data)\n")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            with pytest.raises(BadInput, match="all files are as before"):
+                write_edits(str(work), found)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not (work / REVERSE).exists()
+    assert (work / "train.py").read_text() == "a = DataLoader(data)\n"
 
 
 def test_guarded(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
+
+from msgspec import structs
 
 import stepgrade as sg
 from stepgrade.cli import main
 from stepgrade.cli.streams import complain
 from stepgrade.engine.cache import OWN_FOLDER, Cache
 from stepgrade.errors import StepgradeError
+from stepgrade.fix.edit import diff_of
+from stepgrade.fix.write import REVERSE, write_edits
 from stepgrade.hardware.measured import Measurement, Rate, keep_measured, load_measured
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.database import MIGRATIONS
@@ -21,6 +27,7 @@ from stepgrade.store.sqlite import APPLICATION_ID, SqliteDatabase
 from tests.builders import make_profile, make_step_profile
 from tests.cluster import Planned, write_ranks
 from tests.faults.harness import Place, Scenario
+from tests.fix.reports import written_report
 from tests.kineto_text import kineto_text
 from tests.trace_builder import Run, make_trace
 
@@ -28,6 +35,8 @@ Act = Callable[[Place], int]
 FORMATS = {"terminal": "txt", "markdown": "md", "json": "json", "html": "html"}
 STORE = ("h", "h/history.db", "h/history.db-journal")
 _OLD = b"what was here before\n"
+_EDITED, _BEFORE, _AFTER = ("a.py", "b.py"), "print(1)\n", "print(2)\n"
+_TIDYING_S = 10.0
 
 
 def command(*words: str, **variables: str) -> Act:
@@ -399,6 +408,72 @@ def others() -> list[Scenario]:
     ]
 
 
+def _scripts(place: Place) -> None:
+    for name in _EDITED:
+        (place.here / name).write_text(_BEFORE)
+    (place.here / "pkg").mkdir()
+    (place.here / "pkg" / "link.py").symlink_to("../a.py")
+
+
+def _checkout(place: Place) -> None:
+    _scripts(place)
+    names = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for words in (["init", "-q"], ["add", "a.py", "pkg"], ["commit", "-qm", "all"]):
+        environment = {**os.environ, **names, "GIT_CONFIG_GLOBAL": os.devnull}
+        subprocess.run(["git", *words], cwd=place.here, env=environment, check=True)
+
+
+def _write_edits(place: Place) -> int:
+    """Write both scripts; where there is a way back already, take it first, as users are told to."""
+    if (place.here / REVERSE).exists():
+        for name in _EDITED:
+            (place.here / name).write_text(_BEFORE)
+        (place.here / REVERSE).unlink()
+    diffs = "".join(diff_of(_BEFORE, _AFTER, name) for name in _EDITED)
+    found = written_report(_BEFORE, _AFTER, _EDITED[0])
+    assert found.together is not None
+    together = structs.replace(found.together, diff=diffs)
+    edited = structs.replace(found, edits=dict.fromkeys(_EDITED, _AFTER), together=together)
+    write_edits(str(place.here), edited)
+    return 0
+
+
+def _is_reversible(_: Any, __: Any, now: Any) -> bool:
+    """Tell whether each script is one of both, and there is a way back if one is edited."""
+    *texts, back = now
+    known = (_BEFORE.encode().hex(), _AFTER.encode().hex())
+    return all(text in known for text in texts) and (back is not None or known[1] not in texts)
+
+
+def _tidied_up(place: Place) -> None:
+    """Wait for the process that tidies up when the one that wrote was killed, if there is one."""
+    until = time.monotonic() + _TIDYING_S
+    while list((place.here / "tmp").glob("stepgrade-*")) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def trials() -> list[Scenario]:
+    """Return what runs a training of the user in folders of ours, and what edits it."""
+    run = ("gate", "--run", f"{sys.executable} a.py", "--base", "HEAD", "--pairs", "2")
+    return [
+        Scenario(
+            "fix --write, the edits",
+            _scripts,
+            called(_write_edits),
+            content(*_EDITED, REVERSE),
+            (*_EDITED, REVERSE),
+            says=(*_EDITED, REVERSE, "here"),
+            between=_is_reversible,
+        ),
+        Scenario(
+            "fix, a script that does not train", _scripts, command("fix", "a.py"), _tidied_up, (), exits=(3,)
+        ),
+        Scenario(
+            "gate --run, a script that does not train", _checkout, command(*run), _tidied_up, (), exits=(3,)
+        ),
+    ]
+
+
 def local() -> list[Scenario]:
     """Return all of them."""
-    return [*outputs(), *reading(), *histories(), *others()]
+    return [*outputs(), *reading(), *histories(), *others(), *trials()]

@@ -60,7 +60,8 @@ AUDITED = {
     ("fix/copies.py", "Original._copy_folder", "copy2"): "to a new name in our scratch folder",
     ("fix/copies.py", "Original._copy_folder", "symlink"): "the same",
     ("fix/copies.py", "Original._copy_link", "symlink"): "the same",
-    ("fix/write.py", "write_edits", "unlink"): "the way back that this call has just written",
+    ("fix/write.py", "_put_back", "unlink"): "the way back, if it has what this call wrote, or would have",
+    ("fix/write.py", "_put_back", "write_whole"): "what the user's files had before --write",
     ("fix/witness.py", "Witness.write", "write_whole"): "a new name in the session of the trial",
     ("fix/write.py", "write_edits", "write_by"): "the way back, to a name that is not taken yet",
     ("fix/write.py", "write_edits", "write_whole"): "files of the user that --write is for",
@@ -130,7 +131,6 @@ AUDITED = {
     ("web/traces.py", "Scoring.score", "open"): "in that temporary directory",
 }
 TWICE = {
-    ("fix/write.py", "write_edits", "write_whole"),  # the edits, and what was there if one fails
     ("files.py", "write_by", "open"),  # the device or pipe, and the draft: "xb" never opens an existing name
     ("record/journal.py", "Journal.finish", "write_whole"),  # where it was asked for, else elsewhere
     ("store/sqlite.py", "copy_sqlite.copy", "connect"),  # from and to

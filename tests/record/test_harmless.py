@@ -561,7 +561,7 @@ def test_a_checkpoint_loads_where_stepgrade_is_not_installed(tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert (ran.stdout, ran.returncode) == ("False\n", 0), ran.stderr
 

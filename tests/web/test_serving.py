@@ -47,7 +47,7 @@ calls.Server.open = warn
 def served(place: Path, more: str) -> subprocess.CompletedProcess[str]:
     text = SERVE.format(place=str(place / "history.db"), more=more)
     return subprocess.run(
-        [sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=600
     )
 
 

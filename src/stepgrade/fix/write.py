@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from stepgrade.errors import BadInput
@@ -39,22 +40,40 @@ def write_edits(folder: str, found: FixReport) -> str:
     if together is None or together.written is None or together.diff is None:
         return "nothing was written: no accepted change could be tried as an edit of the script"
     names = sorted(found.edits)
-    before = {name: Path(folder, name).read_bytes().decode() for name in names}
-    if "".join(diff_of(before[name], found.edits[name], name) for name in names) != together.diff:
+    try:
+        before = {name: Path(folder, name).read_bytes() for name in names}
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror or error}", where=", ".join(names)) from error
+    texts = {name: before[name].decode(errors="replace") for name in names}
+    if "".join(diff_of(texts[name], found.edits[name], name) for name in names) != together.diff:
         raise BadInput("changed while it was tried; nothing was written", where=", ".join(names))
-    back = "".join(diff_of(found.edits[name], before[name], name) for name in names).encode()
+    back = "".join(diff_of(found.edits[name], texts[name], name) for name in names).encode()
+    name = REVERSE
     try:
         write_by(os.path.join(folder, REVERSE), lambda file: file.write(back), only_new=True)
-    except FileExistsError as error:  # another one has written meanwhile
-        raise _older_patch() from error
-    try:
         for name in names:
             write_whole(os.path.join(folder, name), found.edits[name].encode())
-    except BaseException:  # a full disk, Ctrl-C: all of it or nothing
-        for name in names:  # one may be written although that has failed
-            if Path(folder, name).read_bytes() != before[name].encode():
-                write_whole(os.path.join(folder, name), before[name].encode())
-        os.unlink(os.path.join(folder, REVERSE))
+    except FileExistsError as error:  # another one has written meanwhile
+        raise _older_patch() from error
+    except BaseException as error:  # a full disk, Ctrl-C: all of it or nothing
+        _put_back(folder, before, back)
+        if isinstance(error, OSError):
+            problem = f"cannot be written: {error.strerror or error}; all files are as before"
+            raise BadInput(problem, where=name) from error
         raise
     done, files = ", ".join(together.written_changes), ", ".join(names)
     return f"{done} written to {files}; `git apply {REVERSE}` undoes it"
+
+
+def _put_back(folder: str, before: dict[str, bytes], back: bytes) -> None:
+    """Give the files what they had; one may be written although that has failed. The way back is the last."""
+    for name, content in before.items():
+        try:
+            if Path(folder, name).read_bytes() != content:
+                write_whole(os.path.join(folder, name), content)
+        except OSError as error:
+            problem = f"is edited, and cannot be written again: {error.strerror or error}"
+            raise BadInput(problem, where=name, hint=f"{REVERSE} has the way back") from error
+    with suppress(OSError):
+        if Path(folder, REVERSE).read_bytes() == back:
+            os.unlink(os.path.join(folder, REVERSE))
