@@ -8,7 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.cli import main
-from stepgrade.readers.logs.bars import ProgressBars
+from stepgrade.readers.logs.bars import ProgressBars, runs_of
 from stepgrade.readers.logs.follow import Followed
 from stepgrade.readers.logs.scan import LogScanner
 from stepgrade.readers.registry import read_source
@@ -217,3 +217,95 @@ def test_the_time_of_other_bars_has_its_accounts(within: bool, redraws: bool) ->
     (finding,) = (finding for finding in card.findings if finding.rule == "long-evaluations")
     assert finding.evidence["pauses"] == (4.0 if within else 3.0)  # what follows the last step is one
     assert finding.evidence["seconds"] == pytest.approx(90.0, abs=3.0)
+
+
+@pytest.mark.parametrize(
+    ("description", "after", "kind"),
+    [
+        (b"Training", b"", "training"),
+        (b"", b"", "unnamed"),
+        (b"", b", loss=2.31]", "training"),
+        (b"whatever", b", lr=1e-4]", "training"),
+        (b"Validation", b", loss=2.31]", "evaluation"),
+        (b"Tokenizing test set", b"", "other"),  # prepares, and does not evaluate
+        (b"Saving checkpoint", b"", "checkpoint"),
+        (b"Capturing CUDA graphs", b"", "compile"),
+        (b"Epoch", b"", "epochs"),
+        (b"Epoch 3", b"", "training"),
+        (b"Batches", b"", "steps"),
+        (b"squiggle", b"", "other"),
+    ],
+)
+def test_what_a_bar_counts(description: bytes, after: bytes, kind: str) -> None:
+    bars = ProgressBars()
+    assert bars.kind(bars.index_of(description + b":  40%|####      | ", after)) == kind
+
+
+def test_bars_that_differ_in_numbers_only_are_one() -> None:
+    bars = ProgressBars()
+    first, again, other = (
+        bars.index_of(text + b":  50%|#####     | ", b"")
+        for text in (b"Shard 1 of 8", b"Shard 2 of 8", b"File 2 of 8")
+    )
+    assert (first, again, other) == (0, 0, 1)
+    assert bars.names == ("Shard 1 of 8", "File 2 of 8")
+    assert bars.index_of(b"Shard 3 of 8:  50%|#####     | ", b", loss=2.1]") == 0
+    assert bars.shows_training == [True, False]
+
+
+def test_beyond_a_thousand_bars_the_rest_are_one_without_a_name() -> None:
+    bars = ProgressBars()
+    names = [
+        f"{chr(97 + n // 676)}{chr(97 + n // 26 % 26)}{chr(97 + n % 26)} work".encode() for n in range(1003)
+    ]
+    indices = [bars.index_of(name + b": ", b"") for name in names]
+    assert indices == [*range(1001), 1000, 1000]
+    assert bars.index_of(names[999] + b": ", b"") == 999
+    assert bars.kind(1000) == "unnamed"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "trains", "work", "counted"),
+    [
+        (["Training", "Batches", "Epoch"], False, "training", {0}),
+        (["Epoch", "Batches", "Validation"], False, "training", {1}),
+        (["Epoch", "Validation"], False, "training", {0}),
+        (["Batches", "Loading"], True, "training", {0}),
+        (["Batches", "Loading"], False, "unknown", {0}),
+        (["Validation", "Loading"], True, "inference", {0}),
+        (["Loading"], True, "inference", set()),
+    ],
+)
+def test_which_bars_count_the_steps(kinds: list[str], trains: bool, work: str, counted: set[int]) -> None:
+    bars = ProgressBars()
+    indices = [bars.index_of(kind.encode() + b": ", b"") for kind in kinds]
+    assert bars.counted(indices, trains=trains) == (work, counted)
+
+
+def test_a_bar_that_starts_again_is_another_run() -> None:
+    bars = ProgressBars()
+    one, two = (bars.index_of(text + b": ", b"") for text in (b"Saving", b"Training"))
+    states = [
+        *([0, one, 1, 4, 1.0], [10, two, 1, 9, 1.0], [20, one, 4, 4, 5.0], [30, one, 4, 4, 6.0]),
+        [40, one, 1, 4, 7.0],  # an earlier step
+        [50, one, 2, 8, 8.0],  # another total
+        [60, one, 3, 8, 2.0],  # an earlier time
+        [70, two, 2, 9, 3.0],
+    ]
+    found = [(run.start, run.end, run.seconds) for run in runs_of(states, bars)]
+    assert found == [(0, 30, 6.0), (10, 70, 3.0), (40, 40, 7.0), (50, 50, 8.0), (60, 60, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        (b"epoch 1 | loss 2.31\n", True),
+        (b"step 5: loss=2.31\n", True),
+        (b"loss is a function\n", False),
+        (b"lr scheduler made\n", False),
+    ],
+)
+def test_a_loss_of_a_step_shows_a_training(text: bytes, trains: bool) -> None:
+    bars = ProgressBars()
+    bars.look_for_training(b"hello\n" + text)
+    assert bars.trains is trains

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,42 @@ def test_a_database_of_mlflow_is_its_last_run(tmp_path: Path) -> None:
     assert "last_of_several" in codes
     assert codes & {"diverged", "loss_nan"}
     assert "SECRET" not in repr(profile.recorded) + repr(profile.facts)
+
+
+def test_rows_of_a_database_of_mlflow(tmp_path: Path) -> None:
+    """The run that began last counts; names without a meaning, other runs and texts for steps are left out."""
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table latest_metrics (key)")
+        database.execute("create table runs (run_uuid, start_time)")
+        database.execute("create table metrics (key, value, timestamp, run_uuid, step, is_nan)")
+        database.execute("create table params (key, value, run_uuid)")
+        database.executemany(
+            "insert into runs values (?, ?)", [("late", 900), ("early", 100), ("none", None), (None, 999)]
+        )
+        rows: list[tuple[object, ...]] = []
+        for step in range(1, 21):
+            at = 1_700_000_000_000 + step * 400
+            rows += [("loss", 2.0, at, "late", step, 0), ("loss", 9.0, at * 2, "early", step, 0)]
+        rows += [
+            ("loss", 0.0, at + 400, "late", 21, 1),
+            ("loss", 1.0, at, "late", "x", 0),
+            (7, 1.0, at, "late", 3, 0),
+        ]
+        rows += [("squiggle", 1.0, at + 9_000_000, "late", 40, 0)]  # no row: nothing in it has a meaning
+        database.executemany("insert into metrics values (?, ?, ?, ?, ?, ?)", rows)
+        database.executemany(
+            "insert into params values (?, ?, ?)",
+            [("seq_len", "128", "late"), ("seq_len", "999", "early"), (3, "4", "late")],
+        )
+        database.commit()
+    profile = load(path)
+    assert profile.mean_step_ms == pytest.approx(400.0)
+    assert profile.recorded_steps == 21
+    assert profile.recorded.seq == 128
+    codes = {note.code for note in (*profile.notes, *profile.warnings)}
+    assert "last_of_several" in codes
+    assert codes & {"diverged", "loss_nan"}
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
