@@ -250,7 +250,8 @@ def _whole_run(log: StepLog | None) -> WallLedger | None:
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
     """Return what to do: what the findings say, and about the bottleneck where none of them does."""
     # Without steps there is no share of one that a remedy could be worth.
-    untimed = context.profile.compilation is not None and context.profile.mean_step_ms is None
+    of_another_kind = (context.profile.compilation, context.profile.memory)
+    untimed = any(of_another_kind) and context.profile.mean_step_ms is None
     worth = [
         finding
         for finding in found

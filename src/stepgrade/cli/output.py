@@ -19,12 +19,12 @@ from stepgrade.report.names import printable
 WIDEST = 120
 
 
-def write_result(result: Result, to: str, output: str | None, color: str) -> None:
+def write_result(result: Result, to: str, output: str | None, color: str, *, full: bool = False) -> None:
     """Render a result as `to` for where it will be read, and write it there."""
     if to == "html" and output is None and _is_terminal():
         raise BadOption("HTML is not written to a terminal", hint="name a file with -o report.html")
     width, has_color = page_for(output, color)
-    write(report.render(result, to=to, width=width, color=has_color, flags=FLAGS), output)
+    write(report.render(result, to=to, width=width, color=has_color, full=full, flags=FLAGS), output)
 
 
 def show_beside(result: Result, color: str) -> None:

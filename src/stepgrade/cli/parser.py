@@ -300,7 +300,7 @@ READING = (
 
 
 def add_output_options(
-    parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json"), *more: Option
+    parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json", "html"), *more: Option
 ) -> None:
     """Add the output format, file and colour."""
     shown = f"{', '.join(formats[:-1])} or {formats[-1]}"

@@ -49,7 +49,8 @@ def add_options(parser: Parser) -> None:
     run_options.add_save_options(parser)
     parser.add(*READING, group="reading")
     add_output_options(parser, (*FORMATS, _PERFETTO))
-    parser.show_first("--device --model --throughput --baseline --fail-on --save --format --output")
+    parser.add(option("--full", "in a terminal, every row, detail and note"), group="writing")
+    parser.show_first("--device --model --throughput --baseline --fail-on --save --full --format --output")
 
 
 def run(args: Namespace) -> int:
@@ -74,7 +75,7 @@ def run(args: Namespace) -> int:
         if args.format == _PERFETTO:
             write_timeline(card, args, args.output)
         else:
-            output.write_result(card, args.format, args.output, args.color)
+            output.write_result(card, args.format, args.output, args.color, full=args.full)
         if args.save:
             run_options.save_run(card, args)
         comparable = bool(card.compared)

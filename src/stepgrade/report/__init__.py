@@ -41,12 +41,14 @@ def render(
     to: str = "terminal",
     width: int = 80,
     color: bool = False,
+    full: bool = False,
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> str:
-    """Return a result as text: terminal, markdown or json; for scorecards, comparisons and gates also html.
+    """Return a result as text: terminal, markdown, json or html.
 
-    Gate reports can also be junit, github, sarif or badge; anything else raises BadOption. `width` and
-    `color` are for the terminal; `flags` renames parameters in notes. Only terminal and json show full paths.
+    Gate reports can also be junit, github, sarif or badge; anything else raises BadOption. `width`, `color`
+    and `full` (every row and note) are for the terminal; `flags` renames parameters in notes. Only terminal
+    and json show full paths.
     """
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
     found = next((_CONTENT[name] for name in names if name in _CONTENT), None)
@@ -66,25 +68,25 @@ def render(
         from stepgrade.report.own_paths import without_own_paths
 
         result = without_own_paths(result)
-    if to == "html":
-        if kind not in _WITH_PAGE or function != "blocks":
-            raise BadOption(
-                "only scorecards, comparisons and gate reports have an HTML page", hint="Markdown shows it"
-            )
-        from stepgrade.report.html.page import page_of
-
-        return page_of(kind, result, flags)
-    if to not in ("terminal", "markdown"):
+    if to not in ("terminal", "markdown", "html"):
         from stepgrade.report import ci
 
         text: str = getattr(ci, to)(result, flags)
         return text
     choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
-    choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)
+    content = import_module(f"stepgrade.report.content.{kind}")
+    choose = getattr(content, function)
+    if to == "html":
+        from stepgrade.report.html.page import page_of
+
+        has_page = kind in _WITH_PAGE and function == "blocks"
+        return page_of(
+            kind if has_page else None, result, flags, blocks=() if has_page else choose(result, flags)
+        )
     if to == "markdown":
         from stepgrade.report import markdown
 
         return markdown.write(choose(result, flags))
     from stepgrade.report import terminal
 
-    return terminal.write(choose(result, flags), width=width, color=color)
+    return terminal.write(choose(result, flags), width=width, color=color, full=full)

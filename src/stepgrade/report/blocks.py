@@ -2,7 +2,8 @@
 
 Texts in blocks are formatted but not escaped: names from files are made harmless by the writers.
 `only` says where a part is shown: "brief" where room is scarce (the terminal), "full" where every row has
-room (Markdown), "text" in both of these, "page" in HTML, "document" in Markdown and HTML, None everywhere.
+room (Markdown, and a terminal that is asked for all), "text" in both of these, "page" in HTML, "document" in
+Markdown and HTML, None everywhere.
 A page has blocks of its own besides (`report/figures.py`).
 """
 
@@ -18,6 +19,7 @@ from stepgrade.units import show_share
 
 Only = Literal["brief", "full", "text", "page", "document"] | None
 TERMINAL: tuple[Only, ...] = (None, "brief", "text")
+FULL: tuple[Only, ...] = (None, "full", "text")
 MARKDOWN: tuple[Only, ...] = (None, "full", "text", "document")
 HTML: tuple[Only, ...] = (None, "page", "document")
 # How a page draws the cells of a column.
@@ -240,14 +242,17 @@ def shorten(rows: Iterable[Bar], shown: int) -> tuple[Bar, ...]:
 
 
 def bar_table(
-    heading: Heading, bars: Bars, shown: int, *, kept: int = ROWS_KEPT, count: int = 0
+    heading: Heading, bars: Bars, shown: int, *, kept: int = ROWS_KEPT, count: int = 0, counts: bool = True
 ) -> Iterator[Block]:
-    """Yield bars under a heading: a terminal draws `shown` of them, a document `kept`, of `count` in all."""
+    """Yield bars under a heading: a terminal draws `shown` of them, a document `kept`, of `count` in all.
+
+    With `counts` the terminal says how many it leaves out.
+    """
     only: Only = None if shown else "full"
     yield replace(heading, only=only)
     yield replace(bars, rows=shorten(bars.rows[:kept], shown), only=only)
     count = count or len(bars.rows)
-    rest: tuple[tuple[int, Only], ...] = ((count - shown, "brief"), (count - kept, "full"))
+    rest: tuple[tuple[int, Only], ...] = ((count - shown if counts else 0, "brief"), (count - kept, "full"))
     for left, where in rest:
         if shown and left > 0:
             yield Paragraph(f"{left:,} more in the JSON", style="dim", only=where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepgrade.model.comparison import StepChange
 from stepgrade.model.memory import Memory
@@ -16,7 +17,7 @@ from stepgrade.model.operations import LayerStep, ModuleStep, Operation
 from stepgrade.model.profile import RankRow
 from stepgrade.model.scorecard import Finding, StepStats
 from stepgrade.model.step_view import StepView
-from stepgrade.report.blocks import HTML, Block, Column, Heading, Paragraph, Space, Table, Title
+from stepgrade.report.blocks import HTML, MARKDOWN, Block, Column, Heading, Paragraph, Space, Table, Title
 from stepgrade.scoring.charts import Roofline, Standing, Tail
 
 
@@ -193,12 +194,28 @@ def sections_of(blocks: Iterable[Shown]) -> tuple[Section, ...]:
         else:
             found[-1][2].append(block)
     return tuple(
-        Section(nav.lower().replace(" ", "-"), nav, title, tuple(shown)) for nav, title, shown in found
+        Section(nav.lower().replace(" ", "-"), nav, title, tuple(shown))
+        for nav, title, shown in found
+        if shown
     )
 
 
-def empty(text: str, headline: str = "Nothing to show here.") -> Paragraph:
-    """Return why a section shows nothing, and what would fill it."""
+def plain_page(blocks: Iterable[Shown]) -> Page:
+    """Return the page of a result without charts of its own: what a document has, under its title."""
+    shown = list(blocks)
+    title = next((block for block in shown if isinstance(block, Title)), Title("", ""))
+    about = "".join((title.before, title.name, title.after)).removeprefix("stepgrade · ")
+    heading = Heading(title.heading or about, level=1)
+    kept = (
+        replace(block, only=None) if getattr(block, "only", None) == "full" else block
+        for block in shown
+        if not isinstance(block, Title | Space) and getattr(block, "only", None) in MARKDOWN
+    )
+    return Page(title.heading or about, about, (Section("verdict", "Answer", "", (heading, *kept)),))
+
+
+def empty(text: str, headline: str = "Not compared.") -> Paragraph:
+    """Return why there is no answer."""
     return Paragraph(text, style="empty", mark=headline, only="page")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from stepgrade.report.blocks import (
+    FULL,
     TERMINAL,
     Badge,
     Bars,
@@ -22,6 +23,7 @@ from stepgrade.report.blocks import (
     Differences,
     Facts,
     Heading,
+    Only,
     Paragraph,
     Space,
     Table,
@@ -52,9 +54,12 @@ NARROW = 60
 CHART_ROWS = 10
 
 
-def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
-    """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`."""
-    canvas = _Canvas(width=width, color=color)
+def write(blocks: Iterable[Block], *, width: int, color: bool, full: bool = False) -> str:
+    """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`.
+
+    With `full` every row is drawn, otherwise what there is room for.
+    """
+    canvas = _Canvas(width=width, color=color, medium=FULL if full else TERMINAL)
     canvas.draw(blocks)
     return without_line_commands("\n".join(canvas.lines)) + "\n"
 
@@ -62,7 +67,8 @@ def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
 class _Canvas:
     """Collects lines."""
 
-    def __init__(self, *, width: int, color: bool) -> None:
+    def __init__(self, *, width: int, color: bool, medium: tuple[Only, ...]) -> None:
+        self.medium = medium
         self.width = max(LEAST_WIDTH, width)
         self.lines: list[str] = []
         self._color = color
@@ -83,7 +89,7 @@ class _Canvas:
         for block in blocks:
             if isinstance(block, Space):
                 self.line()
-            elif isinstance(block, Title) or getattr(block, "only", "page") in TERMINAL:
+            elif isinstance(block, Title) or getattr(block, "only", "page") in self.medium:
                 getattr(self, f"draw_{type(block).__name__.lower()}")(block)
 
     def draw_paragraph(self, block: Paragraph) -> None:
@@ -131,7 +137,7 @@ class _Canvas:
     def draw_facts(self, block: Facts) -> None:
         """Draw names and text beside them, or below them where the width leaves too little room."""
         for fact in block.rows:
-            if fact.only not in TERMINAL:
+            if fact.only not in self.medium:
                 continue
             title = f"  {self.style(padded(shortened(fact.name), block.width), fact.style)}"
             if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
@@ -146,7 +152,7 @@ class _Canvas:
         rows = [
             (row.name, row.length, row.narrow if is_narrow and row.narrow else row.figures)
             for row in block.rows
-            if row.only in TERMINAL
+            if row.only in self.medium
         ]
         longest = max((length for _, length, _ in rows), default=0.0)
         figures_width = max((cells(figures) for _, _, figures in rows), default=0)
@@ -173,7 +179,7 @@ class _Canvas:
         shown = [
             (index, column)
             for index, column in enumerate(table.columns)
-            if column.only in TERMINAL and column.role != "group"
+            if column.only in self.medium and column.role != "group"
         ]
         columns = [column for _, column in shown]
         taken = table.indent - columns[0].gap + sum(column.width + column.gap for column in columns)
@@ -209,7 +215,7 @@ class _Canvas:
 
     def draw_bullets(self, block: Bullets) -> None:
         for row in block.rows:
-            if row.only not in TERMINAL:
+            if row.only not in self.medium:
                 continue
             if block.is_spaced:
                 self.line()

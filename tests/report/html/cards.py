@@ -124,6 +124,18 @@ def bare_card() -> sg.Scorecard:
     return sg.score(make_profile(phases=()))
 
 
+@cache
+def memory_card() -> sg.Scorecard:
+    """Return the card of a recording of memory alone."""
+    memory = Memory(
+        peak_bytes=4e9,
+        categories={"weights": 3e9, "other": 1e9},
+        holders=(Holder(bytes=3e9, op="aten::empty", where="train.py:3", category="weights"),),
+    )
+    why = Note("memory_only", "A memory recording contains allocations, not step times.", fatal=True)
+    return sg.score(make_profile(phases=(), steps=None, mean_step_ms=None, memory=memory, warnings=(why,)))
+
+
 def changed(card: sg.Scorecard, **fields: Any) -> sg.Scorecard:
     """Return a card with some fields replaced."""
     return msgspec.structs.replace(card, **fields)

@@ -30,6 +30,8 @@ FORBIDDEN = {
 # Of our own advice, which quotes code.
 QUOTED = r"\w+[=:](?:None|True|False)|\bis None\b|\w+\\?\('\w+'"
 
+FIGURE = r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?: (?:ms|µs|s|min|%|[KMGT]iB|[kMGTPE]?(?:FLOP|B)(?:/s)?|(?:tok|samples)/s)|x)(?![\w/])"
+
 
 @cache
 def _inputs(folder: Path) -> tuple[Path, ...]:
@@ -73,6 +75,20 @@ def test_no_text_has_to_be_worked_out(results: dict[str, Result]) -> None:
                     near = text[max(0, hit.start() - 40) : hit.end() + 20]
                     found.append(f"{name}, {where}: {what}: {hit[0]!r} in {near!r}")
     assert not found, "\n".join(found)
+
+
+def test_page_and_terminal_say_the_same(results: dict[str, Result]) -> None:
+    missing = []
+    for name, result in results.items():
+        page = re.sub(r"\s+", " ", text_of(sg.render(result, to="html")))
+        shown = re.sub(r"\s+", " ", sg.render(result, to="terminal", width=200).replace("· 100 %", ""))
+        figures = set(re.findall(FIGURE, page))
+        missing += [
+            f"{name}: {figure}"
+            for figure in dict.fromkeys(re.findall(FIGURE, shown))
+            if figure not in figures
+        ]
+    assert not missing, "\n".join(missing)
 
 
 # Of every table: which heads are neither on the screen, nor in a region that scrolls to them.

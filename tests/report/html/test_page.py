@@ -12,13 +12,14 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade import report
-from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.errors import MissingExtra
 from stepgrade.model import Source, Span
 from stepgrade.model.notes import Result
 from stepgrade.report.content import scorecard_page as perfetto
@@ -36,6 +37,7 @@ PAGES: dict[str, Callable[[], Result]] = {
     "hostile": cards.hostile_card,
     "parity": cards.parity_report,
     "hostile_parity": cards.hostile_parity,
+    "memory": cards.memory_card,
     "gate": cards.gate_report,
     "unmeasured_gate": cards.unmeasured_gate,
     "hostile_gate": cards.hostile_gate,
@@ -130,20 +132,25 @@ def test_any_name_is_text(name: str) -> None:
     assert shortened(name, 60) in "".join(Elements(text).texts)
 
 
-def test_empty_sections_say_why_and_what_to_record() -> None:
-    text = sg.render(cards.bare_card(), to="html")
-    for why in (
-        "record_shapes=True",
-        "with_stack=True",
-        "no operations",
-        "only an average",
-        "One rank was given",
-    ):
-        assert why in text
+@pytest.mark.parametrize("name", PAGES)
+def test_a_section_without_content_is_not_drawn(name: str) -> None:
+    text = sg.render(PAGES[name](), to="html")
+    assert "Nothing to show here" not in text
+    assert not re.findall(r"<section[^>]*>\s*(?:<h2[^>]*>[^<]*</h2>)?\s*</section>", text)
 
 
-def test_a_full_card_has_no_empty_section() -> None:
-    assert "Nothing to show here" not in sg.render(cards.full_card(), to="html")
+def test_advice_fits_what_was_recorded() -> None:
+    """What shows more of a trace shows nothing of memory, and a step's figures are not those of a hang."""
+    full = cards.full_card()
+    assert "record_shapes" not in sg.render(full, to="html")
+    without = tuple(msgspec.structs.replace(op, flops=None, bytes=None) for op in full.operations)
+    assert "record_shapes" in sg.render(cards.changed(full, operations=without), to="html")
+    memory = cards.memory_card()
+    for to in ("html", "terminal"):
+        text = sg.render(memory, to=to)
+        assert "3.7 GiB at the peak" in text
+        for other in ("record_shapes", "Throughput", "Hotspots", "Bottleneck", "Findings"):
+            assert other not in text.partition('<script type="application/json"')[0]
 
 
 def test_typical_pages_are_small() -> None:
@@ -209,8 +216,16 @@ def test_contract_v1_and_other_results_have_no_page(stepgrade: Callable[..., obj
     )
     assert (ran.code, "no HTML page" in ran.err) == (2, True)  # type: ignore[attr-defined]
     assert not (tmp_path / "x").exists()
-    with pytest.raises(BadOption):
-        report.render(sg.inspect(sg.load(run)), to="html")
+
+
+def test_every_result_has_a_page() -> None:
+    """What has no charts of its own shows what a document has, with the figures of the terminal."""
+    model = str(ROOT / "examples" / "models" / "llama-3-8b.json")
+    setup = sg.Setup(device="h100-sxm5-80gb", model=model, plan=sg.Plan(batch=2, seq=4096))
+    for result in (sg.estimate(setup), sg.devices(), sg.inspect(ROOT / "examples" / "titan.log")):
+        text = report.render(result, to="html")
+        assert text.count("<h1") == 1
+        assert "<section" in text
 
 
 def test_the_command_writes_a_file(stepgrade: Callable[..., object], tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def step_change_blocks(change: StepChange | None) -> tuple[Block | StepChange, .
             "The parts of the baseline's step are not known. Give a profile or a scorecard of stepgrade as "
         )
         text += "the baseline, with the same phases or with a device timeline."
-        return (Paragraph(text, style="empty", mark="Nothing to show here.", only="page"),)
+        return (Paragraph(text, style="empty", mark="Not explained.", only="page"),)
     by = "what the device does" if change.basis == "ledger" else "phase"
     return Heading(f"From the old step to the new one, by {by}", only="page"), change
 

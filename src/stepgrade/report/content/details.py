@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.model.activity import KernelUse
-from stepgrade.model.memory import CATEGORIES, Memory
+from stepgrade.model.memory import CATEGORIES, Memory, OutOfMemory
 from stepgrade.model.ranks import Hang
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.blocks import (
@@ -159,7 +159,7 @@ def _compiled(card: Scorecard) -> Iterator[Detail]:
         cells = show_ms(frame.ms), show_count(frame.compiles), show_count(frame.recompiles)
         known = [shortened(text, 80) for text in (frame.function, _file_of(frame.where)) if text]
         guard = shortened(frame.guards[0].reason, 200) if frame.guards else ""
-        figures = f"{cells[0]:>9}, {frame.recompiles} again"
+        figures = f"{cells[0]:>9}, {cells[2]} again"
         bars.append(Bar(", ".join((f"frame {frame.frame}", *known)), frame.ms, figures, (*cells, guard)))
     about = []
     if found.graph_breaks is not None:
@@ -184,7 +184,7 @@ def _compiled(card: Scorecard) -> Iterator[Detail]:
             count = show_count(end.compiles)
             per_step = show_number(end.per_step)
             shown = (count, per_step, shortened(end.reason, 200))
-            bars.append(Bar(name, float(end.compiles or 0), f"{count}x", shown))
+            bars.append(Bar(name, float(end.compiles or 0), f"{count} compilations", shown))
     yield Detail(
         "Where compiled graphs break, and why",
         "One row for each line at which a compiled graph ends: how many compilations broke there, and, "
@@ -270,52 +270,69 @@ def kernel_sentence(use: KernelUse | None) -> str:
     return f"{'; '.join(parts)}." if parts else ""
 
 
+def out_of_memory_lines(failed: OutOfMemory) -> list[str]:
+    """Return what was asked for, and where the memory was, in sentences."""
+    lines = []
+    where = f" in {shortened(failed.where, 80)}" if failed.where else ""
+    capacity = show_bytes(failed.capacity_bytes) if failed.capacity_bytes else ""
+    if failed.asked_bytes is not None:
+        also = ""
+        if failed.free_bytes is not None:
+            also = f", and the device had {show_bytes(failed.free_bytes)} free"
+        elif failed.allocated_bytes is None and failed.capacity_bytes is not None:
+            also = f", and the device has {show_bytes(failed.capacity_bytes)}"
+        lines.append(f"{show_bytes(failed.asked_bytes)} were asked for{where}{also}.")
+    elif failed.allocated_bytes is None:
+        lines.append("The driver or one of its libraries found no room; its message has no figures.")
+    spare = failed.unallocated_bytes
+    enough = spare is not None and failed.asked_bytes is not None and spare >= failed.asked_bytes
+    why = ": enough, but in no piece that is large enough" if enough else ""
+    sizes = (
+        (failed.allocated_bytes, f"{f' of {capacity}' if capacity else ''} were in tensors."),
+        (spare, f" were reserved and in no tensor{why}."),
+        (failed.context_bytes or None, " were the driver's and the libraries' of this process."),
+        (failed.other_processes_bytes or None, " were held by other processes on the device."),
+    )
+    return lines + [f"{show_bytes(size)}{text}" for size, text in sizes if size is not None]
+
+
 def memory_use_blocks(memory: Memory) -> Iterator[Block]:
     """Yield why memory ran out, what it held at its peak, and who allocated it."""
-    if (failed := memory.out_of_memory) is not None:
-        lines = []
-        where = f" in {shortened(failed.where, 80)}" if failed.where else ""
-        capacity = show_bytes(failed.capacity_bytes) if failed.capacity_bytes else ""
-        if failed.asked_bytes is not None:
-            also = ""
-            if failed.free_bytes is not None:
-                also = f", and the device had {show_bytes(failed.free_bytes)} free"
-            elif failed.allocated_bytes is None and failed.capacity_bytes is not None:
-                also = f", and the device has {show_bytes(failed.capacity_bytes)}"
-            lines.append(f"{show_bytes(failed.asked_bytes)} were asked for{where}{also}.")
-        elif failed.allocated_bytes is None:
-            lines.append("The driver or one of its libraries found no room; its message has no figures.")
-        spare = failed.unallocated_bytes
-        enough = spare is not None and failed.asked_bytes is not None and spare >= failed.asked_bytes
-        why = ": enough, but in no piece that is large enough" if enough else ""
-        sizes = (
-            (failed.allocated_bytes, f"{f' of {capacity}' if capacity else ''} were in tensors."),
-            (spare, f" were reserved and in no tensor{why}."),
-            (failed.context_bytes or None, " were the driver's and the libraries' of this process."),
-            (failed.other_processes_bytes or None, " were held by other processes on the device."),
-        )
-        lines += [f"{show_bytes(size)}{text}" for size, text in sizes if size is not None]
+    if memory.out_of_memory is not None:
         yield Heading("Out of memory")
-        yield bullets(lines)
+        yield bullets(out_of_memory_lines(memory.out_of_memory))
     if memory.peak_bytes is None:
         return
     yield Heading("Device memory")
     yield facts(dict(memory_rows(memory)), 16)
+    yield from memory_holders(memory)
+
+
+def memory_holders(memory: Memory | None) -> Iterator[Block]:
+    """Yield what memory holds at its peak, by kind and by who allocated it."""
+    if memory is None:
+        return
     whole = sum(memory.categories.values())
-    bars = (
+    bars = tuple(
         share_bar(name, amount, show_bytes(amount), amount / whole, 10)
         for name in CATEGORIES
         if (amount := memory.categories.get(name))
     )
-    yield Bars(("At the peak", "Bytes", "Share"), tuple(bars))
+    if bars:
+        yield Bars(("At the peak", "Bytes", "Share"), bars)
     if memory.holders:
         yield Heading("Who allocated it")
         yield Table(
-            (Column("From", fills=True), Column("As", width=12), Column("Bytes", width=10, right=True)),
+            (
+                Column("From", fills=True, look="name"),
+                Column("As", width=12),
+                Column("Bytes", width=10, right=True, look="number"),
+            ),
             tuple(
                 (shortened(holder.shown, 60), shortened(holder.category or "", 20), show_bytes(holder.bytes))
                 for holder in memory.holders[:_HOLDERS_SHOWN]
             ),
+            label="Who allocated it",
         )
 
 

@@ -33,7 +33,7 @@ from stepgrade.report.content.comparison import (
     step_change_blocks,
     title_of,
 )
-from stepgrade.report.figures import Diverging, FallRow, Page, Shown, Tiles, empty, note, sections_of
+from stepgrade.report.figures import Diverging, FallRow, Page, Shown, Tiles, note, sections_of
 from stepgrade.report.names import joined, shortened
 from stepgrade.units import show_delta, show_ms, show_share
 
@@ -80,10 +80,8 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
     yield Bullets(tuple(map(Bullet, texts_of(report.further_reasons, flags))), look="reasons")
     yield Tiles(tuple(tiles(report)))
     yield from _checks(report, flags)
-    yield Heading("Before and now", nav="Metrics", only="page")
-    if not report.changes:
-        yield empty("No metric was compared.")
-    else:
+    if report.changes:
+        yield Heading("Before and now", nav="Metrics", only="page")
         text = "The bar is the 99 % interval of the change; the line in the middle is no change. "
         yield Paragraph(f"{text}Worse is to the right.", only="page")
         rows = []
@@ -101,8 +99,6 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
     if report.changes:
         yield from step_change_blocks(report.step_change)
     yield from shift_table(report.shifts)
-    if not report.shifts:
-        yield empty("Nothing changed beyond the noise, so there is nothing to explain.")
     yield from _parts(report)
     if report.notes:
         yield Heading("Notes", nav="Notes")
@@ -137,10 +133,9 @@ def side_by_side(report: GateReport) -> dict[str, tuple[Shown, ...]]:
 
 
 def _checks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
-    yield Heading("Checks", nav="Checks", only=None if report.checks else "page")
     if not report.checks:
-        yield empty("There was nothing that could be checked.")
         return
+    yield Heading("Checks", nav="Checks")
     rows = []
     for check in report.checks:
         why = check.note.said(flags)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from stepgrade.compare.parity import LEAST_SHARE, OneSided, ParityMatrix, ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import PARITY_RATIO
@@ -77,30 +79,7 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
             Fact("", f"{wide[0]} and {wide[1]} by {report.canonical_level}"),
         )
     )
-    if (gap := report.gap) is not None:
-        word, sign = ("slower", 1.0) if gap.gap_ms > 0.0 else ("faster", -1.0)
-        parts = [
-            Bar(
-                part.name,
-                max(0.0, part.ms * sign),
-                f"{part.ms:+9.2f} ms {show_share(part.share, 0):>6}",
-                (f"{part.ms:+.3f} ms", show_share(part.share)),
-                narrow=f"{part.ms:+9.2f} ms",
-            )
-            for part in gap.parts
-        ]
-        whole = show_share(1.0 if gap.gap_ms else None)
-        parts.append(Bar("all", 0.0, "", (f"{gap.gap_ms:+.3f} ms", whole), only="full"))
-        is_small = abs(gap.gap_ms) < _LEAST_GAP * gap.theirs_ms
-        only: Only = "full" if is_small else None
-        title = f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}"
-        yield Heading("The gap in parts" if is_small else title, only=only)
-        header = ("What makes the gap", "Per step", "Share")
-        yield Bars(header, shorten(parts, PARTS_SHOWN), has_long_names=True, only=only)
-        rest = gap.parts[PARTS_SHOWN:]
-        if rest and not is_small:
-            left = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
-            yield Paragraph(left, style="dim", only="brief")
+    yield from _why(report, ours)
     # The operations that the answer rests on; in full also those matched by name, if they are others.
     columns, by_name = ("Operation", ours, theirs, "Ratio"), report.matched_by == "name"
     yield from _gap_rows(report.compared, "" if by_name else f" by {report.matched_by}", columns)
@@ -125,6 +104,36 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
     if report.notes:
         yield Heading("Notes", only="full")
         yield bullets(texts_of(report.notes, flags), style="dim", is_spaced=True)
+
+
+def _why(report: ParityReport, ours: str) -> Iterator[Block]:
+    """Yield what makes the gap, the largest part first."""
+    gap = report.gap
+    if gap is None:
+        return
+    word, sign = ("slower", 1.0) if gap.gap_ms > 0.0 else ("faster", -1.0)
+    parts = [
+        Bar(
+            part.name,
+            max(0.0, part.ms * sign),
+            f"{part.ms:+9.2f} ms {show_share(part.share):>7}",
+            (f"{part.ms:+.2f} ms", show_share(part.share)),
+            narrow=f"{part.ms:+9.2f} ms",
+        )
+        for part in gap.parts
+    ]
+    whole = show_share(1.0 if gap.gap_ms else None)
+    parts.append(Bar("all", 0.0, "", (f"{gap.gap_ms:+.2f} ms", whole), only="full"))
+    is_small = abs(gap.gap_ms) < _LEAST_GAP * gap.theirs_ms
+    only: Only = "full" if is_small else None
+    title = f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}"
+    yield Heading("The gap in parts" if is_small else title, only=only)
+    header = ("What makes the gap", "Per step", "Share")
+    yield Bars(header, shorten(parts, PARTS_SHOWN), has_long_names=True, only=only)
+    rest = gap.parts[PARTS_SHOWN:]
+    if rest and not is_small:
+        left = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
+        yield Paragraph(left, style="dim", only="brief")
 
 
 def meaning(report: ParityReport, ours: str, theirs: str) -> str:
@@ -212,7 +221,10 @@ def page(report: ParityReport, flags: Mapping[str, str]) -> Page:
     left = count - BARS_SHOWN
     more = f" The {len(drawn)} largest differences; {left} more are in the table." if left > 0 else ""
     after = f" is slower; to the left, it is faster.{more}"
-    gaps: tuple[Shown, ...] = (Paragraph("To the right, ", name=ours, after=after), Diverging(drawn))
+    why = tuple(
+        replace(block, only=None) for block in _why(report, ours) if isinstance(block, Heading | Bars)
+    )
+    gaps: tuple[Shown, ...] = (Paragraph("To the right, ", name=ours, after=after), Diverging(drawn), *why)
     is_listed = report.matched_by == "name"  # in the JSON, from which a script fills the table
     rows = []
     for gap in sorted(report.compared, key=lambda gap: -gap.ratio)[: ROWS_SHOWN if is_listed else None]:

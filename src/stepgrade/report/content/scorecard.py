@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from stepgrade.contract.types import LEAST_EFFICIENCY, Grade
+from stepgrade.errors import name_fields
 from stepgrade.model import Ledger
 from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import has_code, texts_of
-from stepgrade.model.profile import LOG
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Finding, Scorecard
 from stepgrade.model.step_log import GOODPUT_ACCOUNTS
 from stepgrade.report.blocks import (
@@ -32,9 +32,16 @@ from stepgrade.report.blocks import (
     share_bar,
     shorten,
 )
-from stepgrade.report.content.details import details, hang_blocks, kernel_sentence, memory_use_blocks
+from stepgrade.report.content.details import (
+    details,
+    hang_blocks,
+    kernel_sentence,
+    memory_use_blocks,
+    out_of_memory_lines,
+)
 from stepgrade.report.names import GRADE_MEANINGS, ROOFS, plural, printable
 from stepgrade.units import (
+    show_bytes,
     show_count,
     show_graded_share,
     show_ms,
@@ -53,9 +60,13 @@ GRADES = ((0.0, "F"), *((least, str(grade)) for least, grade in reversed(LEAST_E
 # Bottlenecks that are work, not waiting: without them there would be no step.
 _WORK = ("compute", "memory_bw", "unknown")
 PHASES_SHOWN = 8
-HOTSPOTS_SHOWN = 8
-LAYERS_SHOWN = 6
-RANKS_SHOWN = 16
+HOTSPOTS_SHOWN = 4
+HOTSPOTS_LISTED = 100
+LAYERS_SHOWN = 4
+RANKS_SHOWN = 3
+MANY_RANKS = 16
+FINDINGS_FIRST = 3
+NOTES_SHOWN = 4
 _MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
 # Of the matrix products' time: with less of it counted, a rate is of nothing.
 LEAST_COUNTED = 0.5
@@ -83,24 +94,67 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     yield Space()
     if card.hang is not None:
         yield from hang_blocks(card.hang)
-        yield from _advice(card, flags)
+        yield from _to_do(card)
+        yield from _notes(card, flags)
         return
-    badge = grade_badge(card, flags)
+    yield from _answer(card, flags)
+
+
+def _answer(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield what is known of a run that does not hang: the answer, what to do, and what both rest on."""
+    badge = headline(card, flags)
     yield badge
-    if badge.scale is None:
+    if badge.points:
         yield Heading("Not graded because", only="full")
         yield bullets(badge.points)
     yield Space()
-    has_steps = card.steps is not None or card.compile is None  # not a log of torch.compile alone
+    # Neither a memory recording nor a log of torch.compile alone has steps.
+    of_memory, only_compiled = is_of_memory(card), card.steps is None and card.compile is not None
+    has_steps = not (of_memory or only_compiled)
     if has_steps:
         yield Facts(tuple(_facts(card)))
         if card.baseline is not None:
             from stepgrade.report.content.comparison import regression_blocks
 
             yield from regression_blocks(card)
-        yield from _where_time_goes(card)
-    yield from _tables(card, has_steps=has_steps)
-    yield from _advice(card, flags)
+    yield from _to_do(card)
+    if has_steps:
+        yield from time_blocks(card)
+    if card.memory is not None and not only_compiled:
+        yield from memory_use_blocks(card.memory)
+    if has_steps:
+        yield from _hotspots(card)
+    if not of_memory:
+        yield from _tables(card, has_steps=has_steps)
+    yield from _notes(card, flags)
+    if has_steps and (left := _left_out(card)):
+        yield Paragraph(name_fields(f"{{full}} shows {left}.", flags), style="dim", only="brief")
+
+
+def is_of_memory(card: Scorecard) -> bool:
+    """Return whether the source shows what memory holds, and no step."""
+    return (
+        card.memory is not None and card.steps is None and card.step_time_ms is None and not card.throughput
+    )
+
+
+def headline(card: Scorecard, flags: Mapping[str, str]) -> Badge:
+    """Return the answer to what the source is asked: out of memory, memory, goodput, or the grade."""
+    memory, why = card.memory, texts_of(card.ungraded_because[:1], flags)
+    if memory is not None and memory.out_of_memory is not None and card.grade == UNGRADED:
+        first, *rest = out_of_memory_lines(memory.out_of_memory)
+        return Badge("out of memory", "badge-bad", first, "title", tuple(rest), title=(first,))
+    if memory is not None and memory.peak_bytes is not None and is_of_memory(card):
+        of = f" of {show_bytes(memory.capacity_bytes)}" if memory.capacity_bytes else ""
+        text = f"{show_bytes(memory.peak_bytes)}{of} at the peak"
+        return Badge("memory", "badge-none", text, "title", tuple(why), title=(text,))
+    goodput = card.goodput
+    if goodput is not None and card.grade == UNGRADED:
+        share = show_share(goodput.productive)
+        text = f"{share} of the {show_ms(goodput.wall_s * 1e3)} of the run went into steps that count"
+        reasons = texts_of(card.ungraded_because, flags)
+        return Badge("goodput", "badge-none", text, "title", title=(text,), points=tuple(reasons))
+    return grade_badge(card, flags)
 
 
 def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
@@ -123,7 +177,7 @@ def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
         rests_on = f"{show_rate(card.throughput_tok_s)} of {roof_rate}{on}: {roof.convention}"
     else:
         # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
-        rate, counted = _arithmetic(card.arithmetic)
+        rate, counted = arithmetic_words(card.arithmetic)
         roof_name, rests_on = ROOFS["compute"], f"{rate}{on}, {counted}"
     headline = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {roof_name} allows"
     return Badge(
@@ -140,7 +194,7 @@ def grade_badge(card: Scorecard, flags: Mapping[str, str]) -> Badge:
     )
 
 
-def _arithmetic(done: Arithmetic | None) -> tuple[str, str]:
+def arithmetic_words(done: Arithmetic | None) -> tuple[str, str]:
     """Return the rate of the arithmetic, and what its FLOPs were counted from."""
     if done is None:
         return "", "as recorded"
@@ -177,9 +231,8 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Efficiency", show_share(card.efficiency), only="full")
     yield Fact("Work", card.work, only=None if card.work == "inference" else "full")
     evidence = [*card.bottleneck_evidence]
-    cause = next((cause for cause in card.causes if cause.bottleneck == card.bottleneck), None)
-    if cause and cause.remaining_ms is not None and card.bottleneck not in _WORK:
-        evidence.append(f"without it the step would take {show_ms(cause.remaining_ms)}")
+    if without := without_it(card):
+        evidence.append(without)
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         steps, basis = card.steps, ""
@@ -205,7 +258,7 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
     is_in_badge = card.grade != UNGRADED and (card.throughput_tok_s is None or not card.ceilings)
     if is_worth_showing(card.arithmetic) and not is_in_badge:
-        yield Fact("Arithmetic", ", ".join(_arithmetic(card.arithmetic)))
+        yield Fact("Arithmetic", ", ".join(arithmetic_words(card.arithmetic)))
     ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
     mfu = show_share(card.mfu)
     kernels = kernel_sentence(card.kernel_use).removesuffix(".") or None
@@ -217,11 +270,19 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
             None,
         ),
         ("Kernels", kernels, kernels or "", "full"),
-        ("Backward", ratio, f"{show_ratio(ratio)} the time of forward", None),
-        ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases", None),
-        ("Launches", launches, f"{show_count(round(launches or 0.0))} per step", None),
+        ("Backward", ratio, f"{show_ratio(ratio)} the time of forward", "full"),
+        ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases", "full"),
+        ("Launches", launches, f"{show_count(round(launches or 0.0))} per step", "full"),
     )
     yield from (Fact(name, text, only=only) for name, value, text, only in rows if value is not None)
+
+
+def without_it(card: Scorecard) -> str:
+    """Return how long the step would take without its bottleneck; empty where that is work, or unknown."""
+    cause = next((cause for cause in card.causes if cause.bottleneck == card.bottleneck), None)
+    if cause is None or cause.remaining_ms is None or card.bottleneck in _WORK:
+        return ""
+    return f"without it the step would take {show_ms(cause.remaining_ms)}"
 
 
 def shares(ledger: Ledger | None) -> dict[str, float]:
@@ -236,19 +297,22 @@ def is_from_timeline(ledger: Ledger | None) -> bool:
     return ledger is not None and ledger.idle_sync is not None
 
 
-def _where_time_goes(card: Scorecard) -> Iterator[Block]:
-    """Yield what the device does and works on, where the time of a logged run went, memory and hotspots."""
+def time_blocks(card: Scorecard) -> Iterator[Block]:
+    """Yield what the device does and works on in a step, and where the time of a logged run went."""
     busy = is_from_timeline(card.ledger)
     if busy:
-        yield Heading("What the device does in a step")
+        yield Heading("What the device does in a step", only="text")
         rows = (
             share_bar(account_words(name), share, show_ms(card.part_ms(share)), share)
             for name, share in shares(card.ledger).items()
         )
-        yield Bars(("The device", "Per step", "Share"), tuple(rows))
+        yield Bars(("The device", "Per step", "Share"), tuple(rows), only="text")
     phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
     if phases:
-        yield Heading("What it works on" if busy else "Where a step goes")
+        # Where the device's time is known, phases are a detail.
+        where: Only = "full" if busy else "text"
+        heading = "What it works on" if busy else "Where a step goes"
+        yield Heading(heading, only=where)
         bars = (share_bar(name, share, show_ms(ms), share) for name, share, ms in phases)
         drawn = shorten(bars, PHASES_SHOWN)
         if rest := phases[PHASES_SHOWN:]:
@@ -259,7 +323,9 @@ def _where_time_goes(card: Scorecard) -> Iterator[Block]:
         if card.ledger and not busy and card.step_time_ms and uncovered > 0.001:
             ms = card.part_ms(uncovered)
             drawn += (share_bar("in no phase", uncovered, show_ms(ms), uncovered),)
-        yield Bars(("Phase", "Per step", "Share"), drawn)
+        yield Bars(("Phase", "Per step", "Share"), drawn, only=where)
+        yield Heading(heading, only="page")
+        yield Bars(("Phase", "Per step", "Share"), drawn, only="page")
     goodput = card.goodput
     if goodput is not None:
         yield Heading(f"Where the {show_ms(goodput.wall_s * 1e3)} of the run went")
@@ -269,39 +335,41 @@ def _where_time_goes(card: Scorecard) -> Iterator[Block]:
             if (share := getattr(goodput, name)) > LEAST_SHARE or name == "productive"
         )
         yield Bars(("The run", "Of the wall time", "Share"), tuple(rows))
-    if card.memory is not None:
-        yield from memory_use_blocks(card.memory)
-    if card.hotspot_ops:
-        known = {op.name: op for op in card.operations}
-        roofs = {name: op.roof_share for name, op in known.items() if op.roof_share is not None}
-        columns = 3 if any(name in roofs for name, _, _ in card.hotspot_ops) else 2
-        hotspots = []
-        for name, _, percent in card.hotspot_ops:
-            time = show_ms(known[name].ms if name in known else None)
-            row = share_bar(name, percent, time, percent / 100.0)
-            roof = show_share(roofs.get(name), 0)
-            reached = f"  {roof:>5} of its roof" if name in roofs else ""
-            cells = (*row.cells, roof)[:columns]
-            hotspots.append(replace(row, figures=row.figures + reached, cells=cells))
-        header = ("Operation", "Per step", "Of all operations", "Of its roof")[: columns + 1]
-        heading = Heading("Hotspots, of all operations' time")
+
+
+def _hotspots(card: Scorecard) -> Iterator[Block]:
+    """Yield the longest operations: the same share, of the step, as a page has."""
+    rows = []
+    has_roofs = any(op.roof_share is not None for op in card.operations[:HOTSPOTS_LISTED])
+    for op in card.operations[:HOTSPOTS_LISTED]:
+        if op.ms is None or op.share is None:
+            continue
+        row = share_bar(op.name, op.ms, show_ms(op.ms), op.share)
+        roof = show_share(op.roof_share)
+        reached = f"  {roof:>7} of its roof" if op.roof_share is not None else ""
+        cells = (*row.cells, roof) if has_roofs else row.cells
+        rows.append(replace(row, figures=row.figures + reached, cells=cells, narrow=row.figures))
+    header = ("Operation", "Per step", "Of the step", "Of its roof")[: 4 if has_roofs else 3]
+    if rows:
+        bars = Bars(header, tuple(rows))
         yield from bar_table(
-            heading,
-            Bars(header, tuple(hotspots)),
+            Heading("Hotspots"),
+            bars,
             HOTSPOTS_SHOWN,
-            kept=len(hotspots),
+            kept=len(rows),
             count=len(card.operations),
+            counts=False,
         )
-    elif card.source.format != LOG:  # no log lists operations
-        yield Heading("Hotspots")
-        yield Paragraph("none: the profile lists no operations")
 
 
 def _tables(card: Scorecard, *, has_steps: bool) -> Iterator[Block]:
     """Yield the details, the layers and the ranks."""
     for table in details(card):
         bars = Bars(table.header, table.rows, has_long_names=True)
-        yield from bar_table(Heading(table.heading), bars, table.shown)
+        # Beside the step they are details; of compilation alone they are all there is.
+        yield from bar_table(
+            Heading(table.heading), bars, 0 if has_steps else table.shown, counts=not has_steps
+        )
     named = [layer for layer in card.layers if layer.name and has_steps]
     if named:
         columns = 3 if any(layer.recompute_ms for layer in named) else 2
@@ -314,13 +382,13 @@ def _tables(card: Scorecard, *, has_steps: bool) -> Iterator[Block]:
             rows.append(Bar(layer.name or "", length, figures, (forward, backward, again)[:columns]))
         heads = ("Layer", "Forward", "Backward", "Forward again")[: columns + 1]
         title = "Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers"
-        yield from bar_table(Heading(title), Bars(heads, tuple(rows)), LAYERS_SHOWN)
+        yield from bar_table(Heading(title), Bars(heads, tuple(rows)), LAYERS_SHOWN, counts=False)
     if not card.ranks or not has_steps:
         return
-    heading = Heading("Ranks, waiting for others in collectives")
+    heading = Heading("Ranks: the one that waits least is waited for")
     many = card.many_ranks
     spread = next((spread for spread in many.spreads if spread.figure == "waiting"), None) if many else None
-    if many and spread and many.ranks > RANKS_SHOWN:
+    if many and spread and many.ranks > MANY_RANKS:
         ends = {
             f"least: rank {spread.least_rank}": spread.least_ms,
             "a quarter less than": spread.lower_ms,
@@ -332,10 +400,12 @@ def _tables(card: Scorecard, *, has_steps: bool) -> Iterator[Block]:
         yield from (heading, Bars((f"Of {many.ranks} ranks", "Waits per step"), drawn))
         return
     ranks = []
-    for row in sorted(card.ranks, key=lambda row: row.rank):
+    for row in sorted(card.ranks, key=lambda row: (row.wait_ms or 0.0, row.rank)):
         wait, step = show_ms(row.wait_ms), show_ms(row.step_ms)
         ranks.append(Bar(f"rank {row.rank}", row.wait_ms or 0.0, f"{wait:>9} of {step}", (wait, step)))
-    yield from bar_table(heading, Bars(("Rank", "Waits per step", "Of"), tuple(ranks)), RANKS_SHOWN)
+    yield from bar_table(
+        heading, Bars(("Rank", "Waits per step", "Of"), tuple(ranks)), RANKS_SHOWN, counts=False
+    )
 
 
 def gain(finding: Finding) -> str:
@@ -354,35 +424,55 @@ def evidence_rows(finding: Finding) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _advice(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
+def _to_do(card: Scorecard) -> Iterator[Block]:
+    """Yield the findings, the first with what to do about them; a document has all of it."""
     if card.findings:
-        yield Heading("Findings")
+        yield Heading("What to do first", only="brief")
+        yield Heading("Findings", only="full")
         rows = []
-        for finding in card.findings:
+        for index, finding in enumerate(card.findings):
             mark, style = _MARKS[finding.severity]
             worth = f" Worth {gain(finding)}." if gain(finding) else ""
-            rows.append(Bullet(f"{finding.claim}{worth}", mark, style, label=finding.severity))
+            only: Only = "text" if index < FINDINGS_FIRST else "full"
+            rows.append(Bullet(f"{finding.claim}{worth}", mark, style, label=finding.severity, only=only))
+            if index < FINDINGS_FIRST:
+                rows.append(Bullet(finding.remedy, "→", indent=4, only="brief"))
             rows += [
-                Bullet(text, "←", style="dim", label="which explains", indent=6)
+                Bullet(text, "←", style="dim", label="which explains", indent=6, only="full")
                 for text in finding.consequences
             ]
         yield Bullets(tuple(rows))
+    said = {finding.remedy for finding in card.findings[:FINDINGS_FIRST]}
     if card.recommendations:
-        yield Heading("What to do next")
+        yield Heading("What to do next", only="full" if said.issuperset(card.recommendations[:3]) else "text")
         yield Bullets(
-            tuple(Bullet(text, f"{number}.") for number, text in enumerate(card.recommendations, start=1))
+            tuple(
+                Bullet(text, f"{number}.", only="full" if text in said or number > FINDINGS_FIRST else "text")
+                for number, text in enumerate(card.recommendations, start=1)
+            )
         )
-    if card.unreported_warnings or card.notes:
-        yield Heading("Notes")
-        warnings = [Bullet(text, "!", "fair") for text in texts_of(card.unreported_warnings, flags)]
-        # Who does not use the older contract need not read how it differs.
-        older = [note for note in card.notes if note.code.startswith("v1_")]
-        folded = older if len(older) > 1 else []
-        notes = [
-            Bullet(note.said(flags), style="dim", only="full" if note in folded else None)
-            for note in card.notes
-        ]
-        if folded:
-            text = f"contract v1 differs in {len(older)} ways: the JSON says how and why"
-            notes.append(Bullet(text, style="dim", only="brief"))
-        yield Bullets((*warnings, *notes))
+
+
+def _notes(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield caveats and notes; a terminal has room for the caveats, and counts the notes."""
+    if not (card.unreported_warnings or card.notes):
+        return
+    warnings = [Bullet(text, "!", "fair") for text in texts_of(card.unreported_warnings, flags)]
+    only: Only = None if len(card.notes) <= NOTES_SHOWN else "full"
+    yield Heading("Notes", only=None if warnings else only)
+    notes = [Bullet(note.said(flags), style="dim", only=only) for note in card.notes]
+    yield Bullets((*warnings, *notes))
+
+
+def _left_out(card: Scorecard) -> str:
+    """Return what a terminal leaves out unless it is asked for all."""
+    counts = (
+        (len(card.findings) - FINDINGS_FIRST, "more finding"),
+        (len(card.operations) - HOTSPOTS_SHOWN, "more operation"),
+        (len(card.layers) - LAYERS_SHOWN, "more layer"),
+        (len(card.ranks) - RANKS_SHOWN, "more rank"),
+        (len(details(card)), "table"),
+        (len(card.notes) if len(card.notes) > NOTES_SHOWN else 0, "note"),
+    )
+    parts = [plural(count, name) for count, name in counts if count > 0]
+    return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)

@@ -15,8 +15,6 @@ from stepgrade.model.notes import texts_of
 from stepgrade.model.operations import LayerStep, ModuleStep
 from stepgrade.model.scorecard import Finding, Scorecard
 from stepgrade.report.blocks import (
-    Bar,
-    Bars,
     Block,
     Bullet,
     Bullets,
@@ -29,15 +27,26 @@ from stepgrade.report.blocks import (
     bullets,
 )
 from stepgrade.report.content import comparison
-from stepgrade.report.content.details import HANG_VERDICTS, details, hang_rows
+from stepgrade.report.content.details import (
+    HANG_VERDICTS,
+    details,
+    hang_rows,
+    memory_holders,
+    memory_rows,
+    out_of_memory_lines,
+)
 from stepgrade.report.content.scorecard import (
+    arithmetic_words,
     evidence_rows,
     gain,
-    grade_badge,
+    headline,
     hfu_words,
     is_from_timeline,
+    is_of_memory,
     is_worth_showing,
     shares,
+    time_blocks,
+    without_it,
 )
 from stepgrade.report.figures import (
     Ceilings,
@@ -110,7 +119,7 @@ def page(card: Scorecard, flags: Mapping[str, str]) -> Page:
     found = [_finding(finding, card) for finding in card.findings]
     # A log of torch.compile alone, and a run that hangs, have no steps: sections on steps would be empty.
     only_compiled = card.compile is not None and not card.operations and card.steps is None
-    has_steps = card.hang is None and not only_compiled
+    has_steps = card.hang is None and not only_compiled and not is_of_memory(card)
     verdict = _verdict(card, flags, found, has_steps=has_steps)
     sections = [Section("verdict", "Verdict", "", tuple(verdict))]
     if card.hang is not None:
@@ -119,26 +128,22 @@ def page(card: Scorecard, flags: Mapping[str, str]) -> Page:
         table = Table(columns, tuple(hang_rows(card.hang)), label="The last collective of every rank")
         answer = Paragraph(HANG_VERDICTS[card.hang.kind], style="title")
         sections.append(Section("hang", "Ranks", "Where the ranks are", (answer, table)))
+    elif is_of_memory(card):
+        sections.append(Section("memory", "Memory", "Device memory", tuple(_memory(card))))
     elif only_compiled:
         tables = tuple(_detail_tables(card))
         sections.append(Section("compilation", "Compilation", "What was compiled", tables))
     else:
         sections += _step_sections(card, flags)
-    blocks: list[Shown] = [FindingList(tuple(found))]
-    if not found:
-        why = "Rules see more in a trace with shapes and stacks: torch.profiler with record_shapes=True and "
-        blocks = [empty(f"{why}with_stack=True.", "No rule found anything.")]
-    if card.recommendations:
-        todo = Bullets(tuple(Bullet(text, "1.") for text in card.recommendations))
-        blocks += [Heading("What to do next"), todo]
+    blocks: list[Shown] = [FindingList(tuple(found))] if found else []
+    said = {finding.remedy for finding in card.findings}
+    if others := [text for text in card.recommendations if text not in said]:
+        blocks += [Heading("What to do next"), Bullets(tuple(Bullet(text, "1.") for text in others))]
+    if tips := list(_would_show_more(card, flags)):
+        blocks += [Heading("What would show more"), bullets(tips)]
     sections.append(Section("findings", "Findings", "Findings", tuple(blocks)))
-    if has_steps:
-        missing = next((one.said(flags) for one in card.fitness if one.code == "ranks_missing"), None)
-        why = f"{missing} Give the traces of all ranks."
-        if missing is None:
-            why = "One rank was given. Give the traces of all ranks, or their folder, to see who waits for "
-            why += "whom."
-        ranks = RankChart(tuple(sorted(card.ranks, key=lambda row: row.rank))) if card.ranks else empty(why)
+    if has_steps and card.ranks:
+        ranks = RankChart(tuple(sorted(card.ranks, key=lambda row: row.rank)))
         sections.append(Section("ranks", "Ranks", "Ranks", (ranks,)))
     origin = tuple(_provenance(card, flags))
     sections.append(Section("provenance", "Provenance", "Where the numbers come from", origin))
@@ -151,7 +156,8 @@ def page(card: Scorecard, flags: Mapping[str, str]) -> Page:
 
 def _step_sections(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Section]:
     yield Section("baseline", "Baseline", "Against the baseline", tuple(_baseline(card, flags)))
-    yield Section("ledger", "Time", "Where a step goes", tuple(_ledger(card)))
+    title = "Where the time goes" if card.goodput is not None else "Where a step goes"
+    yield Section("ledger", "Time", title, tuple(_ledger(card)))
     if card.views:
         numbered = dict.fromkeys(view.number for view in card.views)
         steps = tuple(
@@ -161,46 +167,59 @@ def _step_sections(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Sectio
         another = name_fields("Others are drawn with {steps}.", flags)
         lanes = LaneChart(steps, card.findings, another, max(0, len(card.ranks) - len(steps[0])))
         yield Section("timeline", "One step", "One step", (lanes,))
-    roofline, lacks = roofline_of(card), "The profile lists no operations. Record a trace with "
-    if card.operations:
-        lacks = "No operation's FLOPs and bytes are known: the source has no shapes. Record with "
-    plot: Shown = empty(f"{lacks}torch.profiler and record_shapes=True.")
-    if roofline is not None:
+    if (roofline := roofline_of(card)) is not None:
         kinds = frozenset(roof.kind for roof in roofline.roofs)
         plot = RooflineChart(roofline, name_fields(_MISSING_ROOFS.get(kinds, ""), flags))
-    yield Section("roofline", "Roofline", "Roofline", (plot,))
-    drawn = tuple(layer for layer in card.layers if 0.0 < layer_ms(layer) < LONGEST_MS)[:LAYERS_SHOWN]
-    why = next((one.said(flags) for one in card.notes if one.code == "no_layers"), None)
-    why = why or "The source has no layers. Record with torch.profiler and with_modules or with_stack=True."
-    left_out = max(0, len(card.layers) - LAYERS_SHOWN)
-    layers = LayerChart(drawn, card.forward_backward_ratio, left_out) if drawn else empty(why)
-    yield Section("layers", "Layers", "Layers", (layers,))
+        yield Section("roofline", "Roofline", "Roofline", (plot,))
+    if drawn := tuple(layer for layer in card.layers if 0.0 < layer_ms(layer) < LONGEST_MS)[:LAYERS_SHOWN]:
+        left_out = max(0, len(card.layers) - LAYERS_SHOWN)
+        chart = LayerChart(drawn, card.forward_backward_ratio, left_out)
+        yield Section("layers", "Layers", "Layers", (chart,))
     if sum(module_ms(module) for module in card.modules if module.parent is None) > 0.0:
         yield Section("modules", "Modules", "Modules", (Icicle(card.modules),))
-    why = "The profile lists no operations. Record a trace with torch.profiler, or write `ops` into the "
-    operations: Shown = empty(f"{why}step profile.")
+    operations: tuple[Shown, ...] = ()
     if card.operations:
-        operations = OperationTable(
+        table = OperationTable(
             tuple((op, perfetto_link(op.longest, card.source)) for op in card.operations[:OPERATIONS_SHOWN]),
             len(card.operations),
             any(op.longest for op in card.operations),
             any(op.roof_share is not None for op in card.operations),
             tail_of(card.operations, ROWS_KEPT),
         )
+        operations = (table,)
     link = perfetto_link(card.typical_step, card.source)
     help_ = () if link is None else (TraceHelp(link),)
-    yield Section("hotspots", "Hotspots", "Hotspots", (operations, *_detail_tables(card), *help_))
-    times: Shown = empty(
-        "The source has no single step times, only an average. Record a trace, or write a line per step."
-    )
+    yield Section("hotspots", "Hotspots", "Hotspots", (*operations, *_detail_tables(card), *help_))
     if card.steps is not None and len(card.steps.samples_ms) > 1:
-        times = card.steps
-    elif card.steps is not None and card.steps.samples_ms:
-        times = empty("Only one step was recorded: it has no spread. Record ten steps or more.")
-    yield Section("steps", "Steps", "Step times", (times,))
+        yield Section("steps", "Steps", "Step times", (card.steps,))
+    yield Section("memory", "Memory", "Device memory", tuple(_memory(card)))
+
+
+def _memory(card: Scorecard) -> Iterator[Shown]:
+    """Yield why memory ran out, and what it held."""
     memory = card.memory
-    if memory is not None and (memory.categories or memory.curve or memory.out_of_memory):
-        yield Section("memory", "Memory", "Device memory", (memory,))
+    if memory is None:
+        return
+    if memory.out_of_memory is not None:
+        yield Heading("Out of memory")
+        yield bullets(out_of_memory_lines(memory.out_of_memory))
+    if memory.peak_bytes is not None or memory.categories or memory.curve:
+        yield memory
+
+
+def _would_show_more(card: Scorecard, flags: Mapping[str, str]) -> Iterator[str]:
+    """Yield what to give or to record to see more, as far as it fits the source."""
+    if any(one.code == "ranks_missing" for one in card.fitness):
+        yield "The traces of all ranks, or their folder, show who waits for whom."
+    if card.source.format == "kineto" and card.operations:
+        if not any(op.flops or op.bytes for op in card.operations):
+            yield "With record_shapes=True, operations have FLOPs and bytes, and a share of their roofs."
+        if not card.modules:
+            yield "With with_stack=True, time is shown by module and by line of code."
+    if card.operations and not card.ceilings and card.work != "inference":
+        yield name_fields(
+            "Give {device} and {model} with {batch} and {seq}: a ceiling in tokens per second.", flags
+        )
 
 
 def layer_ms(layer: LayerStep) -> float:
@@ -237,20 +256,7 @@ def _ledger(card: Scorecard) -> Iterator[Shown]:
         )
         if ranks:
             yield Stack(tuple(rows))
-    else:
-        yield empty(
-            "Neither a timeline of the device nor phases that fill the step are known. Record a trace with "
-            "torch.profiler, or write phases into the step profile."
-        )
-    phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
-    if phases:
-        phases.sort(key=lambda phase: -phase[1])
-        bars = (
-            Bar(shortened(name, 60), share, "", (show_share(share), show_ms(ms)))
-            for name, share, ms in phases[:PHASES_SHOWN]
-        )
-        yield Heading("What it works on")
-        yield Bars((), tuple(bars))
+    yield from time_blocks(card)
 
 
 def _detail_tables(card: Scorecard) -> Iterator[Shown]:
@@ -280,66 +286,89 @@ def _verdict(
 ) -> Iterator[Shown]:
     if card.baseline is not None:
         yield from comparison.difference_blocks(card.differences, flags, compared=bool(card.compared))
-    yield grade_badge(card, flags)
+    yield headline(card, flags)
     columns: list[tuple[Shown, ...]] = []
+    if shown := tuple(tiles(card, flags)):
+        yield Tiles(shown)
     if has_steps:
-        yield Tiles(tuple(tiles(card, flags)))
-        limits: list[Shown] = [Heading("What holds it back", level=2)]
-        limits.append(Paragraph(bottleneck_words(card), style="big"))
-        limits += [Paragraph(f"{text}.", style="says") for text in card.bottleneck_evidence]
-        if not card.bottleneck_evidence:
-            limits.append(Paragraph("The source has no evidence for a bottleneck."))
-        limits.append(Heading("What the hardware allows", level=2))
-        if ceilings := standings(card):
-            limits.append(Ceilings(ceilings))
-        else:
-            supply = name_fields("Give {device} and {model} with {batch} and {seq}.", flags)
-            limits.append(empty(f"No ceiling in tokens per second is known. {supply}"))
-        columns.append(tuple(limits))
-    todo: list[Shown] = [Heading("What to do first", level=2)]
+        columns.append(tuple(_limits(card)))
+    elif is_of_memory(card) and (held := tuple(memory_holders(card.memory))):
+        columns.append((Heading("What holds it", level=2), *held))
+    todo: list[Shown] = []
     if found:
         rest = max(0, len(found) - FINDINGS_FIRST)
         todo.append(FindingList(tuple(found[:FINDINGS_FIRST]), is_brief=True, more=rest))
     elif card.recommendations:
         todo.append(Bullets(tuple(map(Bullet, card.recommendations)), look="todo"))
-    else:
+    elif has_steps:
         todo.append(Paragraph("Nothing stands out."))
+    if todo:
+        todo.insert(0, Heading("What to do first", level=2))
     if card.unreported_warnings:
         todo += [Heading("Caveats", level=2), bullets(texts_of(card.unreported_warnings, flags))]
-    yield Halves((*columns, tuple(todo)))
+    yield Halves((*columns, tuple(todo)) if todo else tuple(columns))
+
+
+def _limits(card: Scorecard) -> Iterator[Shown]:
+    """Yield what holds the run back, its cause first, and what the hardware allows."""
+    cause, *more = card.bottleneck_evidence or ("",)
+    cause = cause or bottleneck_words(card)
+    yield Heading("What holds it back", level=2)
+    yield Paragraph(f"{cause[0].upper()}{cause[1:]}.", style="big")
+    yield from (Paragraph(f"{text}.", style="says") for text in more)
+    if without := without_it(card):
+        yield Paragraph(f"{without}.", style="says")
+    if card.bottleneck_evidence:
+        yield Paragraph(bottleneck_words(card), style="note")
+    if ceilings := standings(card):
+        yield Heading("What the hardware allows", level=2)
+        yield Ceilings(ceilings)
 
 
 def tiles(card: Scorecard, flags: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield the figures of the first screen: name, value and basis."""
+    if card.memory is not None and is_of_memory(card):
+        for name, text in memory_rows(card.memory):
+            value, _, basis = text.partition(", ")
+            yield name.capitalize(), value, basis
+    elif card.hang is None and (card.steps is not None or card.compile is None):
+        yield from _rate_tiles(card, flags)
+        if card.goodput is not None:
+            of = f"of {show_ms(card.goodput.wall_s * 1e3)}"
+            yield "Goodput", show_share(card.goodput.productive), of
+        if card.mfu is not None:
+            yield "MFU", show_share(card.mfu), joined(card.flops_convention, hfu_words(card))
+        elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
+            done, counted = arithmetic_words(card.arithmetic)
+            value, _, peak = done.partition(" of ")
+            yield "Arithmetic", value, joined(peak and f"of {peak}", counted)
+        if card.launches_per_step is not None:
+            yield "Launches", show_count(round(card.launches_per_step)), "per step"
+
+
+def _rate_tiles(card: Scorecard, flags: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the throughput and the step."""
 
     def interval(show: Callable[[float], str], low: float | None, high: float | None) -> str | None:
         return None if low is None or high is None else f"95 % interval {show(low)} to {show(high)}"
 
     rate, steps = card.throughput, card.steps
     if rate is not None:
-        yield (
-            "Throughput",
-            show_rate(rate.tok_s),
-            joined(interval(show_rate, rate.low, rate.high), rate.basis),
-        )
+        basis = joined(interval(show_rate, rate.low, rate.high), rate.basis)
+        yield "Throughput", show_rate(rate.tok_s), basis
     elif card.samples_s is not None:
         yield "Throughput", show_samples_rate(card.samples_s), "samples per step over the step time"
-    else:
+    elif card.operations:
         supply = name_fields("give {tokens_per_step} or {throughput_tok_s}", flags)
         yield "Throughput", "not known", supply
-    basis = "average; single steps were not recorded"
-    if steps is not None and steps.median_ms is not None:
-        count = plural(len(steps.samples_ms), "step")
-        between = interval(show_ms, steps.low_ms, steps.high_ms)
-        basis = joined(f"median {show_ms(steps.median_ms)}", between, count)
-    yield "Step", show_ms(card.step_time_ms), basis
-    if card.mfu is not None:
-        yield "MFU", show_share(card.mfu), joined(card.flops_convention, hfu_words(card))
-    elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
-        share = "" if card.arithmetic.share is None else f"{show_share(card.arithmetic.share)} of the peak"
-        yield "Arithmetic", show_si(card.arithmetic.achieved_flops_s, "FLOP/s"), share
-    if card.launches_per_step is not None:
-        yield "Launches", show_count(round(card.launches_per_step)), "per step"
+    if card.step_time_ms is not None:
+        basis = "average; single steps were not recorded"
+        if steps is not None and steps.median_ms is not None:
+            between = interval(show_ms, steps.low_ms, steps.high_ms)
+            basis = joined(
+                f"median {show_ms(steps.median_ms)}", between, plural(len(steps.samples_ms), "step")
+            )
+        yield "Step", show_ms(card.step_time_ms), basis
 
 
 def bottleneck_words(card: Scorecard) -> str:

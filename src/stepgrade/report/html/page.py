@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from stepgrade.report.figures import (
     RooflineChart,
     Shown,
     Stack,
+    plain_page,
 )
 from stepgrade.report.html import charts, plots
 from stepgrade.report.names import json_text, printable, shortened
@@ -53,15 +54,24 @@ _PAGES: dict[str, Callable[[Any, Mapping[str, str]], Page]] = {
 }
 
 
-def page_of(kind: str, result: Result, flags: Mapping[str, str], frame: PageFrame | None = None) -> str:
-    """Return a scorecard, a parity or a gate report as a whole page; raise MissingExtra without Jinja2."""
+def page_of(
+    kind: str | None,
+    result: Result,
+    flags: Mapping[str, str],
+    frame: PageFrame | None = None,
+    blocks: Iterable[Shown] = (),
+) -> str:
+    """Return a result as a whole page; raise MissingExtra without Jinja2.
+
+    Scorecards, parity and gate reports have a layout of their own; of others the `blocks` are drawn.
+    """
     text = result.to_json()
     if len(text) > MOST_BYTES:
         text = msgspec.json.encode(_cut(msgspec.json.decode(text))).decode()
     # Escaped so that the JSON cannot end its HTML element.
     escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
     view = {
-        "page": _PAGES[kind](result, flags),
+        "page": _PAGES[kind](result, flags) if kind else plain_page(blocks),
         "write": write,
         "style": style(),
         "script": asset("report.js"),
