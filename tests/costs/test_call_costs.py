@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from stepgrade.model import Operation, Profile
 from tests.trace_builder import TraceBuilder, analyse_trace
 
@@ -145,3 +147,31 @@ def test_fp32_tensors_in_a_tf32_kernel_are_of_tf32() -> None:
     slow = run.op("aten::bmm", kernels=("ampere_sgemm_32x32",), dims=[[1, 64, 64], [1, 64, 64]])
     ops = found(run.profile(fast, slow))
     assert (ops["aten::mm"].dtype, ops["aten::bmm"].dtype) == ("tf32", "fp32")
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_wrapper_has_no_cost_wherever_it_is_in_the_file(outer_first: bool) -> None:
+    """The first row of a trace is an operation like any other, and events may be written in any order."""
+    out = TraceBuilder()
+    sizes: dict[str, Any] = {"dims": [[256, 512], [512, 128]], "types": F32[:2]}
+    ops = [("aten::matmul", 0, 100_000), ("aten::mm", 10_000, 80_000)]
+    for name, start, dur in ops if outer_first else reversed(ops):
+        out.op(name, start, dur, **sizes)
+    correlation = out.call("cudaLaunchKernel", 20_000, 5_000)
+    out.kernel("ampere_sgemm_128x64", 30_000, 50_000, correlation=correlation)
+    profile = analyse_trace(out.trace())
+    flops = {op.name: op.flops for op in profile.operations}
+    assert flops == {"aten::mm": 2.0 * 256 * 512 * 128}
+    assert profile.matmul_flops == 2.0 * 256 * 512 * 128
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_wrapper_on_a_host_has_no_cost_wherever_it_is_in_the_file(outer_first: bool) -> None:
+    out = TraceBuilder(devices=())
+    sizes: dict[str, Any] = {"dims": [[256, 512], [512, 128]], "types": F32[:2]}
+    ops = [("aten::matmul", 0, 100_000), ("aten::mm", 10_000, 80_000)]
+    for name, start, dur in ops if outer_first else reversed(ops):
+        out.op(name, start, dur, **sizes)
+    profile = analyse_trace(out.trace())
+    assert {op.name: op.flops for op in profile.operations}["aten::mm"] == 2.0 * 256 * 512 * 128
+    assert profile.matmul_flops == 2.0 * 256 * 512 * 128
