@@ -75,3 +75,38 @@ def test_an_event_longer_than_a_chunk_is_read() -> None:
     for layout in LAYOUTS:
         text = write(document, layout)
         assert fast_rows(read_trace(text)) == slow(text)
+
+
+KNOWN = {"block": [16, 8, 2], "registers per thread": 40, "shared memory": 1024, "blocks per SM": 1.5,
+         "est. achieved occupancy %": 30}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [
+        ({}, "block_threads", 256),
+        ({"block": [0, 8, 2]}, "block_threads", None),
+        ({"block": "odd"}, "block_threads", None),
+        ({}, "registers", 40),
+        ({"registers per thread": 0}, "registers", None),
+        ({}, "shared_bytes", 1024),
+        ({"shared memory": 0}, "shared_bytes", 0),  # none is used, which is known
+        ({"shared memory": -1}, "shared_bytes", None),
+        ({"shared memory": 1 << 40}, "shared_bytes", None),
+        ({}, "blocks_per_sm", 1.5),
+        ({"blocks per SM": -1.0}, "blocks_per_sm", None),
+        ({"blocks per SM": float(1 << 40)}, "blocks_per_sm", None),
+        ({}, "occupancy", 0.3),
+        ({"est. achieved occupancy %": 0}, "occupancy", None),  # Kineto could not compute it
+        ({"est. achieved occupancy %": 130}, "occupancy", 1.0),
+    ],
+)
+def test_how_a_kernel_was_launched(said: dict[str, Any], field: str, value: float | None) -> None:
+    args = {"device": 0, "stream": 7, "correlation": 3, **KNOWN, **said}
+    if field in ("block_threads", "shared_bytes"):  # kept where Kineto could not compute the occupancy
+        args["est. achieved occupancy %"] = 0
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 10.0, "dur": 5.0,
+              "args": args}  # fmt: skip
+    trace = read_trace(json.dumps({"schemaVersion": 1, "traceEvents": [kernel]}).encode())
+    assert trace.work.launch is not None
+    assert getattr(trace.launches[trace.work.launch[0]], field) == value

@@ -241,3 +241,28 @@ def test_what_an_agent_does_not_say_is_missing(
         )
     (trace,) = traces_of(path)
     assert {(one.memory_bytes, one.sm_count) for one in trace.devices} == {(memory_bytes, units)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "indices"),
+    [
+        ((0, 1), (0, 1)),
+        ((5, 3), (5, 3)),  # as the tool numbers them
+        ((4, 4), (0, 1)),  # alike: by their order
+        ((0, -1), (0, 1)),
+        ((0, 1 << 16), (0, 1)),
+        ((0, (1 << 16) - 1), (0, (1 << 16) - 1)),
+    ],
+)
+def test_devices_are_numbered_as_the_tool_does_where_it_does(
+    ids: tuple[int, int], indices: tuple[int, int], tmp_path: Path
+) -> None:
+    path = write_json(tmp_path / "x_results.json", pids=(100,))
+    document = json.loads(path.read_text())
+    gpus = [agent for agent in document["rocprofiler-sdk-tool"][0]["agents"] if agent["type"] == 2]
+    for agent, number in zip(gpus, ids, strict=True):
+        agent["logical_node_type_id"] = number
+    path.write_text(json.dumps(document))
+    (trace,) = traces_of(path)
+    assert tuple(device.index for device in trace.devices) == indices
+    assert set(trace.work.device.tolist()) == {indices[0]}
