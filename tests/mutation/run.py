@@ -40,7 +40,6 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-import stepgrade
 from tests.mutation.mutants import Mutant, choose, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,11 +108,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def functions() -> dict[tuple[str, int], list[FunctionType]]:
-    """Import all of stepgrade, and return its functions by file and first line."""
-    for module in pkgutil.walk_packages(stepgrade.__path__, "stepgrade."):
-        if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError):  # of a framework that is not installed
-                importlib.import_module(module.name)
+    """Import the rooms, and return their functions by file and first line."""
+    for room in ROOMS:
+        package = importlib.import_module(f"stepgrade.{room}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     found: dict[tuple[str, int], list[FunctionType]] = {}
     for one in gc.get_objects():
         if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCE)):
