@@ -135,3 +135,12 @@ def test_a_file_of_another_encoding_is_left_alone(tmp_path: Path, data: bytes) -
     (tmp_path / "train.py").write_bytes(data)
     with pytest.raises(CannotEdit):
         source_text(str(tmp_path / "train.py"))
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    site = Site(call="DataLoader", file="train.py", line=1, calls=1)
+    for text in (f"a = b{'.c()' * 5000}.DataLoader(1)\n", f"a = DataLoader({'-' * 5000}1)\n"):
+        with pytest.raises(CannotEdit, match="deeply"):
+            edited(text, [Edit(site=site, keywords={"num_workers": 2})])
+    with pytest.raises(CannotEdit, match="cannot be read"):
+        source_text("nowhere/train.py")

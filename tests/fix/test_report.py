@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
 from stepgrade import report
+from stepgrade.model.notes import Note
 from tests.fix.reports import written_report
+from tests.fuzz.outputs import check_output
+from tests.report.html.cards import HOSTILE
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -36,6 +40,28 @@ def test_the_json_has_no_text_of_a_file_but_the_diff() -> None:
         "does_not_apply",
         "not_tried",
     ]
+
+
+@pytest.mark.parametrize("to", ["terminal", "markdown", "json"])
+@pytest.mark.parametrize(
+    "odd", [*HOSTILE, "\n::error::x", "##vso[task.setvariable]x", "\udcff", "a\x9b2Jb", "\0"]
+)
+def test_every_text_may_be_hostile(odd: str, to: str) -> None:
+    found = written_report(f"a = {odd}\n", f"b = {odd}\n", odd)
+    tries = tuple(
+        structs.replace(
+            one, change=odd, what=odd, how=odd, why=odd, breaks=odd, where=odd, diff=one.diff and odd
+        )
+        for one in found.tries
+    )
+    base = structs.replace(found.base, grade=odd, bottleneck=odd)
+    assert found.together is not None
+    together = structs.replace(found.together, changes=(odd,), dropped=(odd,), written_changes=(odd,))
+    notes = (Note("wrote_here", f"trials wrote {odd} in the folder itself"),)
+    hostile = structs.replace(
+        found, command=(odd, odd), base=base, tries=tries, together=together, notes=notes
+    )
+    check_output(report.render(hostile, to=to), to)
 
 
 def test_names_in_a_diff_are_harmless() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stepgrade.store import git
 from stepgrade.store.git import copy_at, fork_of
 from tests.conftest import ROOT
 from tests.waiting import running, wait_for
@@ -153,6 +156,29 @@ def test_a_hook_of_git_can_run_it(checkout: Checkout) -> None:
     assert "recorded no step" in ran.stderr
     assert checkout.state() == before
     assert checkout.git("status", "--porcelain", "--branch") == "## change"
+
+
+def test_a_copy_that_is_damaged_is_not_taken_for_the_checkout_around_it(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder for temporary files in the checkout: git looks for a repository in all folders above."""
+    first = checkout.commit(work="WORK = 1\n")
+    checkout.commit(work="WORK = 2\n")
+    before = checkout.state()
+    monkeypatch.chdir(checkout.folder)
+    usual = git._git
+
+    def damaging(*words: str, **more: Any) -> str | None:
+        said = usual(*words, **more)
+        if "clone" in words:
+            (checkout.folder / "tmp" / "copy" / ".git" / "HEAD").unlink()
+        return said
+
+    monkeypatch.setattr(git, "_git", damaging)
+    assert not copy_at(str(checkout.folder), first, str(checkout.folder / "tmp" / "copy"))
+    shutil.rmtree(checkout.folder / "tmp")
+    assert checkout.state() == before
+    assert checkout.git("status", "--porcelain", "--branch") == "## main"
 
 
 def test_without_standard_error_the_training_writes_nowhere(checkout: Checkout) -> None:

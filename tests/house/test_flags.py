@@ -29,6 +29,8 @@ FOREIGN = {
         "--no-checkout",
         "--detach",
         "--no-optional-locks",
+        "--git-dir",
+        "--work-tree",
         "--porcelain",
         "--untracked-files",
     },

@@ -21,6 +21,8 @@ def source_text(path: str) -> str:
         text = Path(path).read_bytes().decode()
     except UnicodeDecodeError as error:
         raise CannotEdit("it is not UTF-8") from error
+    except OSError as error:
+        raise CannotEdit(f"it cannot be read: {error.strerror or error}") from error
     if "\r" in text.replace("\r\n", ""):
         raise CannotEdit("its lines end in a way of their own")
     return text
@@ -30,13 +32,15 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     """Return the source after the edits, last line first; raise CannotEdit."""
     mark = text[: text.startswith("\ufeff")]
     text = text.removeprefix(mark)
-    for edit in sorted(edits, key=lambda edit: edit.site.line, reverse=True):
-        call = _call_at(text, edit)
-        text = _with_line(text, call, edit.line) if edit.line else _with_keywords(text, call, edit)
     try:
+        for edit in sorted(edits, key=lambda edit: edit.site.line, reverse=True):
+            call = _call_at(text, edit)
+            text = _with_line(text, call, edit.line) if edit.line else _with_keywords(text, call, edit)
         ast.parse(text)
     except SyntaxError as error:
         raise CannotEdit(f"line {error.lineno} would not be Python") from error
+    except (RecursionError, MemoryError) as error:
+        raise CannotEdit("its expressions are nested too deeply") from error
     return mark + text
 
 

@@ -78,8 +78,21 @@ class Result(Struct, frozen=True):
         return document | texts | {"notes_coded": coded}
 
     def to_json(self) -> str:
-        """Return the result as JSON, in one line."""
-        return msgspec.json.encode(self.to_dict()).decode()
+        """Return the result as JSON, in one line; bytes of names that are not UTF-8 are escaped."""
+        document = self.to_dict()
+        try:
+            return msgspec.json.encode(document).decode()
+        except UnicodeEncodeError:
+            return msgspec.json.encode(_encodable(document)).decode()
+
+
+def _encodable(value: Any) -> Any:
+    """Return a document with every text as UTF-8 can hold it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class NotebookResult(Result, frozen=True):

@@ -56,7 +56,9 @@ def fork_of(name: str) -> str | None:
 def copy_at(top: str, commit: str, folder: str) -> bool:
     """Write the files of a commit into a new folder; nothing in the checkout or its .git changes."""
     copy = ("clone", "--quiet", "--shared", "--no-checkout", "--", top, folder)
-    out = ("-C", folder, "checkout", "--quiet", "--detach", commit)
+    # Named, or git would look for a repository around the copy where that is damaged, and change it.
+    own = (f"--git-dir={os.path.join(folder, '.git')}", f"--work-tree={folder}")
+    out = (*own, "-C", folder, "checkout", "--quiet", "--detach", commit)
     environment = {name: value for name, value in os.environ.items() if name not in _WHERE_GIT_IS}
     return all(_git(*words, seconds=_COPY_S, environment=environment) is not None for words in (copy, out))
 
