@@ -226,7 +226,7 @@ def decompose(
         return None
     our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
     their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
-    # Waiting for other ranks is told apart only where both runs show it.
+    # Waiting for other ranks is separate only where both runs show it.
     is_split = all(run.ledger is not None and run.ledger.wait_ranks is not None for run, _ in (ours, theirs))
     left, right = (
         _times(*ours, our_work, 1.0, is_split=is_split),

@@ -189,7 +189,7 @@ def _give_by_results(timeline: Timeline, costs: CallCosts, ops: NDArray[np.intp]
 def _give_from_around(
     timeline: Timeline, costs: CallCosts, around: Ids, outer: Mask, wanted: Mask, computes: Mask
 ) -> None:
-    """Give what an operation costs beyond the known ones inside it to those whose own sizes do not tell."""
+    """Give the rest of an operation's cost to those inside it whose own sizes do not show theirs."""
     trace, whole = timeline.trace, costs.flops()
     ops = np.flatnonzero(wanted & np.isnan(whole) & (around >= 0))
     # With the sizes of the operation around it an operation's own rule may do.

@@ -62,7 +62,7 @@ class Shapes(NamedTuple):
     list_item: int | None = None  # bytes of an element of the lists
 
     def tensor(self, index: int) -> Dims | None:
-        """Return the sizes of the tensor at `index`; None if it is none or is not known."""
+        """Return the sizes of the tensor at `index`; None if it is not a tensor or is unknown."""
         return self.dims[index] if index < len(self.dims) else None
 
     def need(self, index: int) -> Dims:

@@ -31,7 +31,7 @@ MOST_OF_A_PART = 0.8  # of a host's or stage's ranks, for all of it to be slow
 SLOWER_LINK = 0.5  # than the middle of the groups of its size
 LEAST_GROUPS = 3
 IN_TURNS = 0.5  # of the steps with a slow rank: less than that for each rank
-LEAST_NEIGHBOURS = 4  # slow ranks with numbers in a row that are told as one
+LEAST_NEIGHBOURS = 4  # slow ranks with numbers in a row that are reported as one
 _MOST_LISTED = 8
 _MOST_NAMED = 4  # hosts of a row of them
 

@@ -469,7 +469,7 @@ def tally_loop(timeline: Timeline, steps: int) -> LoopTally | None:
     rows = timeline.loop_operations()
     rows = rows[timeline.in_steady_step(ops.start_ns[rows])]
     start, end = ops.start_ns[rows], ops.end_ns[rows]
-    # What lies between the loops of two steps is no turn: names are told apart by their step.
+    # What lies between the loops of two steps is not a turn: names include their step.
     step = steps_of(start, timeline.steps).astype(np.int64)
     first, last, period = find_turns(step * len(timeline.trace.strings) + ops.name[rows], start)
     if not len(first):
