@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepgrade.hardware.cost.plan import Parallelism, Plan
     from stepgrade.hardware.estimate import Estimate, estimate
     from stepgrade.hardware.memory.fit import Anchor
-    from stepgrade.hardware.planner import PlanRequest, PlanTable, plan
+    from stepgrade.hardware.planner import PlanMatrix, PlanRequest, PlanTable, plan, plan_each
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import Inspection, inspect
     from stepgrade.loading import load, load_baseline
@@ -55,7 +55,7 @@ _NAMES = {
     "hardware.estimate": "Estimate estimate",
     "hardware.memory.fit": "Anchor",
     "hardware.cluster": "Cluster",
-    "hardware.planner": "PlanRequest PlanTable plan",
+    "hardware.planner": "PlanMatrix PlanRequest PlanTable plan plan_each",
     "hardware.setup": "Setup",
     "inspection": "Inspection inspect",
     "loading": "load load_baseline",
@@ -91,6 +91,7 @@ __all__ = [
     "Parallelism",
     "ParityReport",
     "Plan",
+    "PlanMatrix",
     "PlanRequest",
     "PlanTable",
     "Profile",
@@ -114,6 +115,7 @@ __all__ = [
     "load_config",
     "parity",
     "plan",
+    "plan_each",
     "register_cost",
     "render",
     "score",

@@ -70,6 +70,101 @@ def test_a_batch_of_very_many_sequences_is_planned(config: str, capsys: pytest.C
     assert found["plans"]
 
 
+def test_devices_and_numbers_of_them_side_by_side(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is planned as it would be alone; what is fastest and cheapest follows from the tables."""
+    common = [
+        "plan",
+        "--model",
+        config,
+        "--global-batch",
+        "512",
+        "--seq",
+        "8192",
+        "--tokens",
+        "1T",
+        "--top",
+        "2",
+    ]
+    cases = [(name, count) for name in ("h100-sxm5-80gb", "b200") for count in ("8", "64")]
+    found = answer(
+        capsys, *common, "--device", "h100-sxm5-80gb,b200", "--devices", "8,64", "--price", "2.5,9"
+    )
+    for (name, count), table in zip(cases, found["tables"], strict=True):
+        price = {"h100-sxm5-80gb": "2.5", "b200": "9"}[name]
+        alone = answer(capsys, *common, "--device", name, "--devices", count, "--price", price)
+        assert table == alone
+    rates = [table["plans"][0]["expected_tok_s"]["mid"] for table in found["tables"]]
+    money = [table["cost"]["money"]["mid"] for table in found["tables"]]
+    assert found["fastest"] == rates.index(max(rates))
+    assert found["cheapest"] == money.index(min(money)) != found["fastest"]
+
+
+def test_weak_scaling_grows_the_batch(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [
+        "plan",
+        "--device",
+        "h100-sxm5-80gb",
+        "--devices",
+        "8,64",
+        "--global-batch",
+        "64",
+        "--seq",
+        "8192",
+    ]
+    weak = answer(capsys, *plan, "--model", config, "--weak", "--top", "1")
+    assert [table["global_batch"] for table in weak["tables"]] == [64, 512]
+    assert weak["cheapest"] is None  # no price
+    strong = answer(capsys, *plan, "--model", config, "--top", "1")
+    assert [table["global_batch"] for table in strong["tables"]] == [64, 64]
+    each = [
+        [table["plans"][0]["expected_tok_s"]["mid"] / table["devices"] for table in found["tables"]]
+        for found in (weak, strong)
+    ]
+    assert each[0][0] == each[1][0]
+    assert each[0][1] > each[1][1]  # a larger batch hides more of what more devices cost
+
+
+def test_a_device_that_nothing_fits_is_never_the_best(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ["plan", "--device", "rtx-4090,h100-sxm5-80gb", "--devices", "8", "--global-batch", "8"]
+    found = answer(capsys, *plan, "--seq", "131072", "--model", config, "--trainer", "torchtitan")
+    assert [bool(table["plans"]) for table in found["tables"]] == [False, True]
+    assert found["fastest"] == 1
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*plan, "--seq", "131072", "--model", config, "--trainer", "torchtitan"]) == 0
+    shown = capsys.readouterr().out
+    assert "no plan for 8 sequences on 8 devices fits" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("more", "flag"),
+    [
+        (["--devices", "8,x"], "--devices"),
+        (["--devices", "8", "--price", "1,2,3"], "--price"),
+        (["--devices", "8", "--price", "free"], "--price"),
+        (["--devices", "8", "--peak-tflops", "100"], "--device"),
+    ],
+)
+def test_what_cannot_be_planned_side_by_side_is_refused(
+    more: list[str], flag: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [
+        "plan",
+        "--model",
+        config,
+        "--device",
+        "h100-sxm5-80gb,b200",
+        "--global-batch",
+        "64",
+        "--seq",
+        "8192",
+    ]
+    assert main([*common, *more]) == 2
+    assert capsys.readouterr().err.startswith(f"stepgrade: {flag}: ")
+
+
 def test_a_plan_needs_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(PLAN) == 2
     assert "--model" in capsys.readouterr().err

@@ -53,8 +53,8 @@ SECTIONS = {
     "Compare runs": ("gate", "load_baseline", "parity", "Baseline", "GateReport", "ParityReport"),
     "Keep a history": ("history", "Runs", "History", "NewRun", "Selection"),
     "Plan a run": (
-        "devices", "estimate", "plan", "Plan", "Parallelism", "Cluster", "PlanRequest", "Anchor", "Estimate",
-        "PlanTable", "DeviceTable",
+        "devices", "estimate", "plan", "plan_each", "Plan", "Parallelism", "Cluster", "PlanRequest", "Anchor",
+        "Estimate", "PlanTable", "PlanMatrix", "DeviceTable",
     ),
     "Record a run": ("start_recording", "Recorder"),
 }  # fmt: skip
@@ -158,6 +158,7 @@ _DESCRIBED = {
     "WhatIf": "contract.md#fields-of-a-what-if",
     "Estimate": "contract.md#fields-of-an-estimates-memory",
     "PlanTable": "contract.md#fields-of-a-plan",
+    "PlanMatrix": "contract.md#fields-of-plans-side-by-side",
 }
 
 

@@ -2,10 +2,13 @@ r"""Find the fastest way to run a model on many devices that fits in memory.
 
 Tensor, pipeline, context and expert parallelism, sharding, checkpointing and micro-batch are tried
 together. Plans that fit come first, ranked by the throughput to expect, each with where its step goes and
-the flags that start it; plans too close to call follow. --tokens says what a training takes.
+the flags that start it; plans too close to call follow. --tokens says what a training takes. Several
+devices, or numbers of them, are planned side by side.
 
   stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 \
                  --global-batch 512 --seq 8192
+  stepgrade plan --model config.json --device h100-sxm5-80gb,b200 --devices 64,512 \
+                 --global-batch 512 --seq 8192 --tokens 15T --price 2.5,4
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from stepgrade.cli.run_options import CONFIG, HARDWARE, RUN, fields_given
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.cluster import DEFAULT_NETWORK_GB_S, DEFAULT_PER_NODE, Cluster
 from stepgrade.hardware.cost.plan import Plan, find_dtype
-from stepgrade.hardware.planner import PlanRequest, plan
+from stepgrade.hardware.planner import PlanRequest, plan, plan_each
 from stepgrade.hardware.setup import Setup
 from stepgrade.hardware.trainers import TRAINERS
 
@@ -34,6 +37,22 @@ def token_count(text: str) -> float:
         raise ArgumentTypeError(f"not a number of tokens, such as 15T: {text!r}") from None
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Return numbers of devices: 64, or 8,64,512."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"not a whole number, or some such as 8,64: {text!r}") from None
+
+
+def prices(text: str) -> tuple[float, ...]:
+    """Return prices: 2.5, or one for each device: 2.5,4."""
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"not a price, or some such as 2.5,4: {text!r}") from None
+
+
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add(*HARDWARE, group="hardware")
@@ -43,7 +62,13 @@ def add_options(parser: Parser) -> None:
     )
     only = "only this trainer; may be repeated"
     parser.add(
-        option("--devices N", "number of devices", dest="plan_devices", required=True),
+        option(
+            "--devices N",
+            "number of devices, or several: 8,64,512",
+            dest="plan_devices",
+            required=True,
+            type=whole_numbers,
+        ),
         option("--global-batch N", "sequences per step", required=True),
         option(
             "--per-node N", f"devices that share fast links (default: {DEFAULT_PER_NODE}, or the device's)"
@@ -52,7 +77,8 @@ def add_options(parser: Parser) -> None:
         option("--trainer", only, dest="trainers", action="append", choices=tuple(TRAINERS)),
         option("--top N", "plans to show", dest="most", default=10),
         option("--tokens N", "tokens of the whole training, such as 15T", type=token_count),
-        option("--price MONEY", "of one device and hour", type=float),
+        option("--price MONEY", "of one device and hour, or of each --device: 2.5,4", type=prices),
+        option("--weak", "--global-batch is that of the first number of --devices, and grows with it"),
         group="cluster",
     )
     parser.add(CONFIG)
@@ -68,16 +94,29 @@ def run(args: Namespace) -> int:
         raise BadOption("a plan needs the model", supply="{model} with {seq}")
     dtype = find_dtype(args.dtype)
     chosen = Plan(**fields_given(args, Plan) | {"batch": 1, "dtype": dtype})
-    setup = Setup(**fields_given(args, Setup) | {"plan": chosen, "dtype": dtype})
-    cluster = Cluster(devices=args.plan_devices, per_node=args.per_node, network_gb_s=args.network_gb_s)
-    trainers = tuple(args.trainers) if args.trainers else tuple(TRAINERS)
-    request = PlanRequest(
-        cluster=cluster,
-        global_batch=args.global_batch,
-        trainers=trainers,
-        most=args.most,
-        tokens=args.tokens,
-        price=args.price,
-    )
-    output.write_result(plan(setup, request), args.format, args.output, args.color)
+    names = (args.device or "").split(",")
+    if len(names) > 1 and (args.device_file or args.peak_tflops or args.peak_bw_gb_s or args.link_gb_s):
+        raise BadOption("several devices cannot share the figures of one", field="device")
+    each_price = args.price or (None,)
+    if len(each_price) not in (1, len(names)):
+        raise BadOption(f"{len(each_price)} for {len(names)} devices: give one, or as many", field="price")
+    cases = [
+        (
+            Setup(**fields_given(args, Setup) | {"device": name or None, "plan": chosen, "dtype": dtype}),
+            PlanRequest(
+                cluster=Cluster(devices=count, per_node=args.per_node, network_gb_s=args.network_gb_s),
+                global_batch=args.global_batch * count // args.plan_devices[0]
+                if args.weak
+                else args.global_batch,
+                trainers=tuple(args.trainers) if args.trainers else tuple(TRAINERS),
+                most=args.most,
+                tokens=args.tokens,
+                price=price,
+            ),
+        )
+        for name, price in zip(names, each_price * (len(names) // len(each_price)), strict=True)
+        for count in args.plan_devices
+    ]
+    found = plan(*cases[0]) if len(cases) == 1 else plan_each(cases)
+    output.write_result(found, args.format, args.output, args.color)
     return EXIT_OK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -65,6 +65,22 @@ class PlanTable(Result, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
+class PlanMatrix(Result, frozen=True, kw_only=True):
+    """Plans for several devices, or numbers of them, side by side, in the order asked.
+
+    `fastest` and `cheapest` are indexes of `tables`, by the first plan's throughput and by the training's
+    money; None if no plan fits, or if the money is not known for all that fit.
+    """
+
+    tables: tuple[PlanTable, ...]
+    fastest: int | None
+    cheapest: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the matrix as its JSON has it."""
+        return super().to_dict() | {"tables": [table.to_dict() for table in self.tables]}
+
+
 class RunCost(Struct, frozen=True, kw_only=True):
     """What training on so many tokens takes with the best plan; `low` is the least of it.
 
@@ -107,6 +123,20 @@ def plan(setup: Setup, request: PlanRequest) -> PlanTable:
     return rank_plans(read_model(setup.model), figures_of(setup), setup.plan, request)
 
 
+def plan_each(cases: Iterable[tuple[Setup, PlanRequest]]) -> PlanMatrix:
+    """Plan each setup on its cluster, and say which is the fastest and which the cheapest."""
+    tables = tuple(plan(setup, request) for setup, request in cases)
+    fitting = {index: table for index, table in enumerate(tables) if table.plans}
+    money = {
+        index: table.cost.money.mid for index, table in fitting.items() if table.cost and table.cost.money
+    }
+    return PlanMatrix(
+        tables=tables,
+        fastest=max(fitting, key=lambda index: fitting[index].plans[0].expected_tok_s.mid, default=None),
+        cheapest=min(money, key=lambda index: money[index]) if money and len(money) == len(fitting) else None,
+    )
+
+
 def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequest) -> PlanTable:
     """Return the best ways to train `run` on a cluster: batch, checkpointing and parallelism are chosen."""
     cluster, global_batch = request.cluster, request.global_batch
@@ -116,7 +146,8 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
     links = cluster.links(figures)
     model = StepModel(shape, figures, links)
     if not figures.compute(run.dtype) or not model.is_known:
-        raise BadOption(f"no {run.dtype} peak is known", field="device", supply="{peak_tflops}")
+        text = f"no {run.dtype} peak of {device.name} is known"
+        raise BadOption(text, field="device", supply="{peak_tflops}")
     search = _Search(shape, figures, run, request, model, capacity)
     chosen = search.best(cluster.devices)
     plans = tuple(

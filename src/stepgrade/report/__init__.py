@@ -29,6 +29,7 @@ _CONTENT = {
     "stepgrade.compare.runs.Repeats": ("comparison", "repeats"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
     "stepgrade.hardware.planner.PlanTable": ("hardware", "plans"),
+    "stepgrade.hardware.planner.PlanMatrix": ("hardware", "plans_side_by_side"),
     "stepgrade.whatif.answers.WhatIf": ("whatif", "blocks"),
     "stepgrade.model.fix.FixReport": ("fix", "blocks"),
 }

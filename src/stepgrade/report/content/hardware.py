@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepgrade.hardware.measure import Measured
     from stepgrade.hardware.measured import Measurement
     from stepgrade.hardware.memory.fit import MemoryChange, MemoryFit
-    from stepgrade.hardware.planner import PlanTable
+    from stepgrade.hardware.planner import PlanMatrix, PlanTable, RunCost
     from stepgrade.hardware.setup import DeviceFacts
     from stepgrade.hardware.throughput import Expected
     from stepgrade.hardware.trainers import RankedPlan
@@ -387,17 +387,9 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
             yield Facts(rows, header=("What", "Value"), only=only)
     if found.cost is not None:
         yield Heading(f"Training on {show_count(round(found.cost.tokens))} tokens with the first plan")
-        energy = found.cost.energy_kwh and found.cost.energy_kwh.scaled(1 / 1000)
-        amounts = {
-            "days": found.cost.days,
-            "device-hours": found.cost.device_hours,
-            "money": found.cost.money,
-            "MWh at most": energy,  # of the devices alone, at their power limit
-        }
         taken = {
             name: f"{amount.mid:,.1f} ({amount.low:,.1f} to {amount.high:,.1f})"
-            for name, amount in amounts.items()
-            if amount is not None
+            for name, amount in _amounts(found.cost).items()
         }
         yield facts(taken, _LONG_NAME_WIDTH)
     considered = f"{show_count(found.considered)} plans considered"
@@ -405,6 +397,91 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
     notes = (found.model, f"{considered}; {capacity}", *texts_of(found.notes, flags))
     yield Heading("Notes")
     yield bullets(notes, style="dim")
+
+
+def plans_side_by_side(found: PlanMatrix, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield a row for each device and number of devices, and the best plan of each."""
+    yield Title("Plans", f"stepgrade · {found.tables[0].model} · {found.tables[0].seq:,} tokens a sequence")
+    yield Space()
+    names = [f"{table.devices} x {table.device}" for table in found.tables]
+    bests = {"fastest": found.fastest, "cheapest": found.cheapest}
+    headline = "; ".join(f"{word}: {names[index]}" for word, index in bests.items() if index is not None)
+    yield Paragraph(headline or "no plan fits", style="title")
+    rows: list[dict[str, str]] = []
+    alone: dict[str, float] = {}  # tok/s per device of the first number of each device
+    for name, table in zip(names, found.tables, strict=True):
+        row = {"": name, "batch": f"{table.global_batch:,}"}
+        if table.plans:
+            each = table.plans[0].expected_tok_s.mid / table.devices
+            kept = each / alone.setdefault(table.device, each)
+            row |= {
+                "tok/s": f"{each * table.devices:,.0f}",
+                "each": f"{each:,.0f}",
+                "kept": show_share(kept, 0),
+            }
+            amounts = {what: amount.mid for what, amount in _amounts(table.cost).items()}
+            row |= {what: f"{mid:,.{0 if mid >= 1000 else 1}f}" for what, mid in amounts.items()}
+        rows.append(row)
+    titles = {
+        "": "Devices",
+        "batch": "Sequences per step",
+        "each": "tok/s per device",
+        "kept": "Of the first",
+    }
+    shown = [
+        name
+        for name in ("", "batch", "tok/s", "each", "kept", "days", "money", "MWh at most")
+        if any(name in row for row in rows)
+        and (name != "kept" or len(alone) < len(rows))
+        and (name != "batch" or len({row["batch"] for row in rows}) > 1)
+    ]
+    columns = tuple(
+        Column(
+            name,
+            width=max(len(name), *(len(row.get(name, "")) for row in rows)),
+            right=name != "",
+            title=titles.get(name, name),
+        )
+        for name in shown
+    )
+    yield Table(
+        columns,
+        tuple(tuple(row.get(name, "") for name in shown) for row in rows),
+        indent=0,
+        is_spaced=True,
+        is_cut=True,
+    )
+    for name, table in zip(names, found.tables, strict=True):
+        yield Heading(name)
+        if not table.plans:
+            yield bullets(texts_of(table.notes, flags))
+            continue
+        best = table.plans[0]
+        yield Facts(
+            (
+                Fact("plan", f"{TRAINERS[best.trainer]}: {_sharing(best)}"),
+                Fact("memory", f"{show_bytes(best.need_bytes)}: {VERDICTS[best.verdict]}"),
+                Fact("expected", _expected(best.expected_tok_s)),
+                Fact("step", "; ".join(why.text for why in best.why_not_better)),
+                Fact("assumes", "; ".join(texts_of(table.notes, flags))),
+            ),
+            header=("What", "Value"),
+        )
+    yield Space()
+    yield Paragraph("Where intervals overlap, the order may be another.", style="dim")
+
+
+def _amounts(cost: RunCost | None) -> dict[str, Expected]:
+    """Return what a training takes, as far as it is known."""
+    if cost is None:
+        return {}
+    amounts = {
+        "days": cost.days,
+        "device-hours": cost.device_hours,
+        "money": cost.money,
+        "MWh at most": cost.energy_kwh and cost.energy_kwh.scaled(1 / 1000),  # of the devices alone
+    }
+    return {name: amount for name, amount in amounts.items() if amount is not None}
 
 
 def _plan_table(found: PlanTable) -> Table:
