@@ -14,6 +14,8 @@ devices, or numbers of them, are planned side by side.
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from typing import TypeVar
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options, option
@@ -25,6 +27,7 @@ from stepgrade.hardware.planner import PlanRequest, plan, plan_each
 from stepgrade.hardware.setup import Setup
 from stepgrade.hardware.trainers import TRAINERS
 
+T = TypeVar("T", int, float)
 _COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -37,20 +40,16 @@ def token_count(text: str) -> float:
         raise ArgumentTypeError(f"not a number of tokens, such as 15T: {text!r}") from None
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Return numbers of devices: 64, or 8,64,512."""
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"not a whole number, or some such as 8,64: {text!r}") from None
+def several(number: Callable[[str], T], example: str) -> Callable[[str], tuple[T, ...]]:
+    """Return what reads one number, or several with commas between them."""
 
+    def read(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(number(each) for each in text.split(","))
+        except ValueError:
+            raise ArgumentTypeError(f"not a number, or several such as {example}: {text!r}") from None
 
-def prices(text: str) -> tuple[float, ...]:
-    """Return prices: 2.5, or one for each device: 2.5,4."""
-    try:
-        return tuple(float(each) for each in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"not a price, or some such as 2.5,4: {text!r}") from None
+    return read
 
 
 def add_options(parser: Parser) -> None:
@@ -67,7 +66,7 @@ def add_options(parser: Parser) -> None:
             "number of devices, or several: 8,64,512",
             dest="plan_devices",
             required=True,
-            type=whole_numbers,
+            type=several(int, "8,64"),
         ),
         option("--global-batch N", "sequences per step", required=True),
         option(
@@ -77,7 +76,11 @@ def add_options(parser: Parser) -> None:
         option("--trainer", only, dest="trainers", action="append", choices=tuple(TRAINERS)),
         option("--top N", "plans to show", dest="most", default=10),
         option("--tokens N", "tokens of the whole training, such as 15T", type=token_count),
-        option("--price MONEY", "of one device and hour, or of each --device: 2.5,4", type=prices),
+        option(
+            "--price MONEY",
+            "of one device and hour, or of each --device: 2.5,4",
+            type=several(float, "2.5,4"),
+        ),
         option("--weak", "--global-batch is that of the first number of --devices, and grows with it"),
         group="cluster",
     )

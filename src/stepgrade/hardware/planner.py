@@ -332,7 +332,13 @@ class _Search:
             for kind in (kind for kind in kinds if kind.offload == offload):
                 plans = [structs.replace(kind, batch=size, micro_batches=each // size) for size in sizes]
                 # A larger micro-batch needs at least as much.
-                most = bisect_left(plans, 1, key=lambda plan: int(self._verdict(plan) == "does_not_fit"))
+                most = bisect_left(
+                    plans,
+                    1,
+                    key=lambda plan: (
+                        verdict_of(memory_need(self._shape, plan), self._capacity) == "does_not_fit"
+                    ),
+                )
                 options += [(self._model.seconds(plan), plan) for plan in plans[:most]]
                 self.considered += len(plans)
             close: _Found | None = None
@@ -345,9 +351,6 @@ class _Search:
             if close is not None:
                 return close
         return None
-
-    def _verdict(self, plan: Plan) -> Verdict:
-        return verdict_of(memory_need(self._shape, plan), self._capacity)
 
     def ranked(self, found: _Found) -> RankedPlan:
         """Return the plan with its throughput, and where its step goes."""
