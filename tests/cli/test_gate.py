@@ -404,10 +404,81 @@ def test_the_action_hands_every_input_over() -> None:
     text = (ROOT / "action.yml").read_text()
     declared = re.findall(r"^  ([a-z-]+):$", text.split("outputs:")[0], re.MULTILINE)
     handed = re.findall(r"STEPGRADE_([A-Z]+): \$\{\{ inputs\.([a-z-]+) \}\}", text)
-    assert sorted(declared) == sorted(name for _, name in handed)
-    script = (ROOT / "action" / "gate.sh").read_text()
-    assert set(re.findall(r"STEPGRADE_([A-Z]+)", script)) == {name for name, _ in handed}
+    assert set(declared) - {"comment"} == {name for _, name in handed}  # which is a step's condition
+    for step in re.split(r"^    - name: ", text, flags=re.MULTILINE)[2:]:
+        script = (ROOT / re.findall(r"action/[a-z]+\.sh", step)[0]).read_text()
+        assert set(re.findall(r"STEPGRADE_([A-Z]+)", script)) == set(re.findall(r"STEPGRADE_([A-Z]+)", step))
     assert "${{" not in "".join(re.findall(r"run: .*", text))
+
+
+GH = """#!/bin/sh
+echo "$*" >> "$TOLD"
+for word; do case $word in body=@*) cp "${word#body=@}" "$TOLD.md";; --jq) printf '%s' "$KNOWN";; esac; done
+exit "${FAILS:-0}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "fails", "told"),
+    [
+        ("", "0", "api --silent repos/me/it/issues/7/comments"),
+        ("41\n42\n", "0", "api --silent --method PATCH repos/me/it/issues/comments/42"),
+        ("", "1", "api --silent repos/me/it/issues/7/comments"),
+    ],
+)
+def test_the_comment_has_both_reports_and_replaces_an_earlier_one(
+    tmp_path: Path, known: str, fails: str, told: str
+) -> None:
+    gh = tmp_path / "bin" / "gh"
+    gh.parent.mkdir()
+    gh.write_text(GH)
+    gh.chmod(0o755)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "gate.md").write_text("# regressed\n" + "ä" * 40_000)
+    (tmp_path / "out" / "fix.md").write_text("# tried\n")
+    environment = os.environ | {
+        "PATH": f"{gh.parent}{os.pathsep}{os.environ['PATH']}", "TOLD": str(tmp_path / "told"), "KNOWN": known, "FAILS": fails,
+        "GITHUB_REF": "refs/pull/7/merge", "GITHUB_REPOSITORY": "me/it", "STEPGRADE_REPORTS": str(tmp_path / "out"),
+    }  # fmt: skip
+    command = ["bash", str(ROOT / "action" / "comment.sh")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ("could not comment" in ran.stdout) is (fails == "1")
+    assert (tmp_path / "told").read_text().splitlines()[-1].startswith(told)
+    body = (tmp_path / "told.md").read_text()
+    assert body.startswith("<!-- stepgrade -->\n# regressed\n")
+    assert "# tried" in body
+    assert len(body) < 65_536
+    no_request = environment | {"GITHUB_REF": "refs/heads/main", "TOLD": str(tmp_path / "none")}
+    assert subprocess.run(command, env=no_request, capture_output=True, check=False).returncode == 0
+    assert not (tmp_path / "none").exists()
+
+
+STEPGRADE = """#!/bin/sh
+printf '%s\\n' "$@" > "$TOLD"
+while [ "$#" -gt 0 ]; do [ "$1" = --output ] && echo tried > "$2"; shift; done
+exit "$CODE"
+"""
+
+
+@pytest.mark.parametrize(("said", "code"), [("0", 0), ("3", 0), ("2", 2)])
+def test_the_action_tries_fixes_of_a_command(tmp_path: Path, said: str, code: int) -> None:
+    program = tmp_path / "bin" / "stepgrade"
+    program.parent.mkdir()
+    program.write_text(STEPGRADE)
+    program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "TOLD": str(tmp_path / "told"), "CODE": said,
+        "STEPGRADE_FIX": "train.py\n--name\nit's $(me)\n", "STEPGRADE_TIME": "5m", "STEPGRADE_REPORTS": str(tmp_path / "out"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    }  # fmt: skip
+    command = ["bash", str(ROOT / "action" / "fix.sh")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == code, ran.stderr
+    words = (tmp_path / "told").read_text().splitlines()
+    assert words[:3] == ["fix", "--budget", "5m"]
+    assert words[-4:] == ["--", "train.py", "--name", "it's $(me)"]
+    assert (tmp_path / "out" / "fix.md").read_text() == "tried\n"
 
 
 def test_score_and_gate_keep_runs(stepgrade: Run, monkeypatch: pytest.MonkeyPatch) -> None:
