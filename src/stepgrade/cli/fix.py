@@ -7,7 +7,7 @@ pip install 'stepgrade[torch]'.
 
   stepgrade fix train.py --lr 3e-4
   stepgrade fix --write train.py --lr 3e-4
-  stepgrade fix --minutes 30 torchrun --nproc-per-node 2 train.py
+  stepgrade fix --budget 30m torchrun --nproc-per-node 2 train.py
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=command)
     parser.add(
         option("-m", "SCRIPT is a module name", dest="as_module"),
-        option("--minutes N", "how long to try", type=float, default=10.0),
+        option("--budget TIME", "how long to try", default="10m"),
         option("--allow WHAT ...", "also try changes of precision", choices=("precision",), default=[]),
         option("--least-gain SHARE", "a change that saves less is not worth it", default=0.02),
         option("--write", "edit the script: what was accepted, after a trial of the edit"),
+        option("--branch NAME", "commit the same edit on a new branch instead; the checkout stays as it is"),
         option("--allow-dirty", "with --write: also if the folder has changes that are not committed"),
     )
     add_output_options(parser)
-    parser.show_first("-m --minutes --allow --least-gain --write --format --output")
+    parser.show_first("-m --budget --allow --write --branch --format --output")
 
 
 def run(args: Namespace) -> int:
@@ -44,27 +45,27 @@ def run(args: Namespace) -> int:
     from stepgrade.fix.run import try_fixes
     from stepgrade.fix.write import check_clean, write_edits
 
-    if not 0.0 < args.minutes <= 10_000.0:
-        raise BadOption("--minutes must be above 0")
-    if args.write:
-        check_clean(os.getcwd(), allow_dirty=args.allow_dirty)
-    budget, began = f" of {args.minutes:g} min", time.monotonic()
+    if args.write and args.branch:
+        raise BadOption("--write edits the checkout, --branch leaves it as it is", hint="give one of them")
+    if args.write or args.branch:
+        check_clean(os.getcwd(), allow_dirty=args.allow_dirty, branch=args.branch)
+    began = time.monotonic()
 
     def say(text: str) -> None:
         if line:
-            line.show(f"{text} ({(time.monotonic() - began) / 60.0:.1f}{budget})")
+            line.show(f"{(time.monotonic() - began) / 60.0:.1f} of {args.budget / 60.0:g} min: {text}")
 
     with ended_by_signals(), progress_line() as line:
         found = try_fixes(
             args.command,
             as_module=args.as_module,
-            budget_s=60.0 * args.minutes,
+            budget_s=args.budget,
             allow=args.allow,
             least_gain=args.least_gain,
             say=say,
         )
     output.write_result(found, args.format, args.output, args.color)
-    if args.write:
+    if args.write or args.branch:
         with ended_by_signals():
-            complain(write_edits(os.getcwd(), found))
+            complain(write_edits(os.getcwd(), found, args.branch))
     return EXIT_OK

@@ -218,6 +218,14 @@ def byte_count(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def duration(text: str) -> float:
+    """Return the seconds in a text like 90s, 10m, 1.5h or, without a unit, 10 minutes."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*(s|m|min|h)?", text.strip().lower())
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write it like 90s, 10m or 1h")
+    return float(match[1]) * {"s": 1.0, "h": 3600.0}.get(match[2], 60.0)
+
+
 def label(text: str) -> tuple[str, str]:
     """Return name and value of a text like machine=dgx-3."""
     name, sign, value = text.partition("=")
@@ -251,6 +259,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "N": int,
     "R": int,
     "SIZE": byte_count,
+    "TIME": duration,
     "SHARE": share,
     "PCT": share,
     "FIRST-LAST": step_range,

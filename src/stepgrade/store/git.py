@@ -6,6 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+
+from stepgrade.files import scratch_folder
 
 # GitHub, GitLab, Jenkins and Buildkite check out a bare commit and name the branch in the environment.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "GIT_BRANCH", "BUILDKITE_BRANCH")
@@ -77,6 +80,47 @@ def changed_in(folder: str) -> str | None:
     return None if found is None and is_checkout else ""
 
 
+def branch_problem(folder: str, branch: str) -> str | None:
+    """Return why no commit can be made there on a new branch of that name; None if it can."""
+    name = f"refs/heads/{branch}"
+    if _git("-C", folder, "rev-parse", "--verify", "--quiet", "HEAD") is None:
+        return "there is no commit to begin at"
+    if _git("check-ref-format", name) is None:
+        return "git takes no such name of a branch"
+    if _git("-C", folder, "rev-parse", "--verify", "--quiet", "--end-of-options", name) is not None:
+        return "there is a branch of that name"
+    return None if _git("-C", folder, "var", "GIT_COMMITTER_IDENT") else "git has no user.name and user.email"
+
+
+def commit_on_branch(folder: str, branch: str, texts: Mapping[str, tuple[str, str]], message: str) -> bool:
+    """Commit new texts of files on a new branch, given beside those of now; tell whether it is there.
+
+    The checkout, its index and its branch stay as they are: the branch appears last, when all is done.
+    """
+    with scratch_folder() as scratch:
+        index = {**os.environ, "GIT_INDEX_FILE": os.path.join(scratch, "index")}
+        top = _git("-C", folder, "rev-parse", "--show-prefix")
+        if top is None or _git("-C", folder, "read-tree", "HEAD", environment=index) is None:
+            return False
+        for name, (before, after) in texts.items():
+            entry = (_git("-C", folder, "ls-tree", "HEAD", "--", name) or "").split("\t")[0]
+            mode, _, committed = entry.rpartition(" ")
+            hashed = [
+                _git("-C", folder, "hash-object", *words, "--no-filters", "--stdin", given=text)
+                for words, text in (([], before), (["-w"], after))
+            ]
+            entry = f"{mode.split(' ')[0]},{hashed[1]},{top}{name}"
+            if (
+                hashed[0] != committed
+                or _git("-C", folder, "update-index", "--cacheinfo", entry, environment=index) is None
+            ):
+                return False
+        tree = _git("-C", folder, "write-tree", environment=index)
+        commit = tree and _git("-C", folder, "commit-tree", tree, "-p", "HEAD", "-m", message)
+        made = commit and _git("-C", folder, "update-ref", f"refs/heads/{branch}", commit, "0" * len(commit))
+    return made is not None and bool(commit)
+
+
 def _with_parents(folder: str) -> list[str]:
     parts = folder.split(os.sep)
     return [os.sep.join(parts[:count]) or os.sep for count in range(len(parts), 0, -1)]
@@ -86,7 +130,9 @@ def _first(names: tuple[str, ...]) -> str | None:
     return next((text for name in names if (text := os.environ.get(name))), None)
 
 
-def _git(*arguments: str, seconds: float = _GIT_S, environment: dict[str, str] | None = None) -> str | None:
+def _git(
+    *arguments: str, seconds: float = _GIT_S, environment: dict[str, str] | None = None, given: str = ""
+) -> str | None:
     """Return what git says, None if it fails; a checkout's settings make it run nothing.
 
     Nor is git itself looked for in the checkout.
@@ -98,7 +144,7 @@ def _git(*arguments: str, seconds: float = _GIT_S, environment: dict[str, str] |
     try:
         ran = subprocess.run(  # noqa: S603  fixed arguments
             [git, "-P", *_NOTHING_RUNS, *arguments],
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             encoding="utf-8",
             errors="backslashreplace",  # a branch name may not be valid UTF-8
