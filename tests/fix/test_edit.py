@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.fix.changes import Edit
-from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
+from stepgrade.fix.edit import CannotEdit, Edit, diff_of, edited, source_text
 from stepgrade.fix.trial import Site
 
 

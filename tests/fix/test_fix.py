@@ -68,7 +68,7 @@ def test_a_slow_loader_is_fixed_and_written_and_undone(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-qm", "all")
-    ran = fix(tmp_path, "--write", "--minutes", "10", "--format", "json", "train.py")
+    ran = fix(tmp_path, "--write", "--budget", "10m", "--format", "json", "train.py")
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout)
     tries = {one["change"]: one for one in found["tries"]}

@@ -24,12 +24,13 @@ def trial(losses: list[float | None], *, files: tuple[str, ...] = (), code: int 
             backwards=1,
             updates=1,
             gradients=4,
+            evaluations=0,
         )
         for at, loss in enumerate(losses, 1)
     )
     seen = Witnessed(
         how="stopped", applied=1, rank=0, world_size=1, device="cpu", threads=1, steps=steps, batches={"Data": len(steps)},
-        shapes=7, digests=("a", "b"), first_weights=((0.0, 0.0),), last_weights=((1.0, 2.0),),
+        shapes=7, digests=("a", "b"), sampled=3, asked=(5,), modules=(), first_weights=((0.0, 0.0),), last_weights=((1.0, 2.0),),
         weights="w", dtypes=("float32",), peak_bytes=100e6, flops=1e9, sites=(),
     )  # fmt: skip
     return Trial(
@@ -77,7 +78,7 @@ def test_the_same_is_the_same(equality: Equality) -> None:
         (trial(LOSSES, batches={"Data": 5}), "other numbers of batches"),
         (trial(LOSSES, shapes=8), "other shapes"),
         (trial(LOSSES, digests=("a", "a")), "other data"),
-        (trial(LOSSES, peak_bytes=120e6), "memory"),
+        (trial(LOSSES, peak_bytes=900e6), "memory"),
         (trial(LOSSES, flops=0.9e9), "a step computes 900 MFLOP, not 1.00 GFLOP"),
         (trial(LOSSES, files=("x.pt",)), "other files were written: x.pt"),
         (trial(LOSSES, code=1), "ended with code 1"),

@@ -35,6 +35,7 @@ torch.manual_seed(3)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, foreach=False)
 loader = DataLoader(Points(), batch_size=8, shuffle=True)
+step = 0
 for _ in range(2):
     for x, y in loader:
         with torch.autograd.set_detect_anomaly(True):
@@ -43,4 +44,10 @@ for _ in range(2):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         gc.collect()
+        step += 1
+        if step % 5 == 0:
+            model.eval()
+            with torch.no_grad():
+                print((model(x) - y).abs().mean())
+            model.train()
 torch.save(model.state_dict(), "model.pt")

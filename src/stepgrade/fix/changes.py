@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+from stepgrade.fix.attention import attention_edits
+from stepgrade.fix.edit import CannotEdit, Edit, source_text
 from stepgrade.fix.trial import Site, Witnessed
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.scorecard import Finding, Scorecard
 
 # How equal the results must be: bit for bit, up to rounding, or within what another seed changes.
 Equality = Literal["exact", "rounding", "tolerance"]
@@ -35,20 +38,12 @@ class Seen(Struct, frozen=True, kw_only=True):
         return next((site for site in self.witness.sites if site.arguments.get("is_optimizer")), None)
 
 
-class Edit(Struct, frozen=True):
-    """A change of the source: keywords of the call at a line, or a line of its own before it."""
-
-    site: Site
-    keywords: dict[str, Any] = {}
-    line: str = ""  # with {model} for what the optimizer's parameters are of
-
-
 class Way(Struct, frozen=True):
-    """How a change is made in this script: settings of the patch of that name, and the edit for the same."""
+    """How a change is made in this script: settings of the patch of that name, and the edits for the same."""
 
-    patch: str
+    patch: str  # empty if it is tried as an edit of the copy
     settings: Any
-    edit: Edit | None
+    edits: tuple[Edit, ...]
     how: str  # what exactly, in a few words
 
 
@@ -68,16 +63,33 @@ class ScriptChange(Struct, frozen=True, kw_only=True):
     settings: Callable[[Seen], Any] = lambda _: True  # of the patch, if it is not keywords of the call
     keywords: Callable[[Seen], dict[str, Any]] = lambda _: {}  # of the call, at run time and in the edit
     line: str = ""  # an edit before the optimizer is made
-    counts_alike: bool = (
-        True  # whether its FLOPs can be compared: not if they are what it saves, or are unseen
-    )
+    rewrites: Callable[[str, str], list[Edit]] | None = None  # a source, which is how it is tried too
+    counts_alike: bool = True  # whether its FLOPs can be compared: not if it saves them, or hides them
+    redraws: bool = False  # whether random augmentation draws other numbers, and nothing else may differ
+
+    def asked_by(self, card: Scorecard) -> list[Finding]:
+        """Return the findings of the run that ask for it."""
+        rules = {*self.rules.split()}
+        return [finding for finding in card.findings if finding.rule in rules]
+
+    def promise(self, card: Scorecard) -> float:
+        """Return the most that the findings promise of it."""
+        return max((finding.gain_high for finding in self.asked_by(card)), default=0.0)
 
     def is_chosen(self, card: Scorecard) -> bool:
-        """Tell whether a finding of the run asks for it."""
-        return not self.rules or bool(set(self.rules.split()) & {finding.rule for finding in card.findings})
+        """Tell whether a finding of the run asks for it, or needs none to."""
+        return not self.rules or bool(self.asked_by(card))
 
     def way(self, seen: Seen) -> Way | str | None:
         """Return how it is made in this script; why it does not apply; None if only a person can make it."""
+        if self.rewrites is not None:
+            made = list[Edit]()
+            for file in seen.witness.modules:
+                with suppress(CannotEdit, OSError):
+                    made += self.rewrites(file, source_text(file).removeprefix("\ufeff"))
+            if not made:
+                return "no file of this folder writes it out plainly"
+            return Way("", None, tuple(made), self.how)
         if not self.patch:
             return None
         found = seen.optimizer() if self.calls == OPTIMIZER else seen.site(*self.calls.split())
@@ -90,9 +102,9 @@ class ScriptChange(Struct, frozen=True, kw_only=True):
                 return reason
         keywords = self.keywords(seen)
         settings = {"place": site.place, "keywords": keywords} if keywords else self.settings(seen)
-        edit = Edit(site, keywords, self.line) if site.line and (keywords or self.line) else None
+        edits = (Edit(site, keywords, self.line),) if site.line and (keywords or self.line) else ()
         shown = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
-        return Way(self.patch, settings, edit, self.how.format(keywords=shown, value=settings))
+        return Way(self.patch, settings, edits, self.how.format(keywords=shown, value=settings))
 
 
 def cores_here() -> int:
@@ -142,6 +154,7 @@ CHANGES = (
         ),
         # Not persistent_workers: a loader that shuffles would draw another order from its second epoch on.
         keywords=lambda seen: {"num_workers": _workers(seen), "prefetch_factor": 4},
+        redraws=True,
     ),
     ScriptChange(
         name="cached-samples",
@@ -268,10 +281,20 @@ CHANGES = (
         unless=(
             (
                 lambda seen: not seen.at.arguments.get("can_choose_attention"),
-                "attention is written out in the script: call scaled_dot_product_attention there",
+                "the model cannot be told which attention to use",
             ),
         ),
         settings=lambda _: {"attention": "sdpa"},
+        counts_alike=False,
+    ),
+    ScriptChange(
+        name="library-attention",
+        what="Call the library's fused attention instead of writing it out",
+        rules="unfused-attention math-attention",
+        equality="rounding",
+        breaks="attention weights are not there to be looked at; dropout draws other numbers",
+        how="F.scaled_dot_product_attention",
+        rewrites=attention_edits,
         counts_alike=False,
     ),
     ScriptChange(

@@ -7,8 +7,21 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from stepgrade.fix.changes import Edit
+from msgspec import Struct
+
+from stepgrade.fix.trial import Site
+
+
+class Edit(Struct, frozen=True):
+    """A change of the source: keywords of the call at a line, a line before it, or other text for a span."""
+
+    site: Site
+    keywords: dict[str, Any] = {}
+    line: str = ""  # with {model} for what the optimizer's parameters are of
+    span: tuple[int, int] | None = None  # of characters
+    text: str = ""  # for the span
 
 
 class CannotEdit(Exception):
@@ -34,6 +47,9 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     text = text.removeprefix(mark)
     try:
         for edit in sorted(edits, key=lambda edit: edit.site.line, reverse=True):
+            if edit.span is not None:
+                text = text[: edit.span[0]] + edit.text + text[edit.span[1] :]
+                continue
             call = _call_at(text, edit)
             text = _with_line(text, call, edit.line) if edit.line else _with_keywords(text, call, edit)
         ast.parse(text)

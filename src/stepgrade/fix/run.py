@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from stepgrade.errors import NotMeasured
 from stepgrade.fix.changes import CHANGES, ScriptChange, Seen, Way, cores_here
 from stepgrade.fix.copies import Original, original_in
-from stepgrade.fix.edit import CannotEdit, diff_of, edited, source_text
+from stepgrade.fix.edit import CannotEdit, Edit, diff_of, edited, source_text
 from stepgrade.fix.judge import Base, Sameness, check_base, gain_of, same_work, step_ms
 from stepgrade.fix.trial import WARMUP, Bench, Trial, TrialPlan
 from stepgrade.grading import score
@@ -56,11 +56,9 @@ class _Candidate(Struct, kw_only=True):
 
     def leave_open(self) -> None:
         """Say that the rounds did not decide, and what would."""
-        seen, self.verdict = self.gain, "cannot_tell"
-        found = (
-            f" ({show_share(seen.low)} to {show_share(seen.high)} after {seen.rounds} rounds)" if seen else ""
-        )
-        self.why = f"not decided{found}; a larger budget or a quieter machine would tell"
+        self.verdict = "cannot_tell"
+        rounds = f"{len(self.ms)} rounds did not decide" if self.ms else "the budget ended before a round did"
+        self.why = f"{rounds}; a larger budget or a quieter machine would tell"
 
 
 class Tried(Struct, frozen=True, kw_only=True):
@@ -72,19 +70,36 @@ class Tried(Struct, frozen=True, kw_only=True):
     base_ms: list[float]
     processor_ms: list[float]
     least_gain: float
+    trial_s: float  # that a trial takes
     say: Say
 
+    def try_all(self, candidates: Sequence[_Candidate], card: Scorecard, until: float, ends: float) -> None:
+        """Try changes, the most promising ones first, as many at once as there is time for.
+
+        What nothing was accepted of is tried until the end.
+        """
+        queue = sorted(candidates, key=lambda each: each.change.promise(card), reverse=True)
+        while queue and time.monotonic() < until:
+            fit = max(1, int((until - time.monotonic()) / (LEAST_ROUNDS * self.trial_s)) - 1)
+            self.in_turns(queue[:fit], until)
+            queue = queue[fit:]
+        if not any(each.verdict == "accepted" for each in candidates):
+            self.in_turns(candidates, ends)
+        for each in candidates:
+            if each.verdict is None:
+                each.leave_open()
+
     def in_turns(self, candidates: Sequence[_Candidate], until: float) -> None:
-        """Run the unchanged script and each undecided candidate once a round, until all are decided."""
+        """Run the unchanged script and each undecided candidate once a round, while a round fits."""
+        waiting = [one for one in candidates if one.verdict is None]
+        if time.monotonic() + (1 + len(waiting)) * self.trial_s > until:
+            return
         for number, is_backwards in turns(MOST_ROUNDS, until):
-            waiting = [one for one in candidates if one.verdict is None]
+            waiting = [one for one in candidates if one.verdict is None and len(one.ms) < MOST_ROUNDS]
             if not waiting:
                 break
             order: list[_Candidate | None] = [None, *waiting]
             self.take_turn(number, order[::-1] if is_backwards else order)
-        for one in candidates:
-            if one.verdict is None:
-                one.leave_open()
 
     def take_turn(self, number: int, order: Sequence[_Candidate | None]) -> None:
         """Run one round, and judge what is decided by it; None is the unchanged script."""
@@ -111,7 +126,13 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     def is_same(self, one: _Candidate, trial: Trial) -> bool:
         """Judge the work of a trial, and reject the candidate if it differs."""
-        found = same_work(self.base, trial, one.change.equality, counts_alike=one.change.counts_alike)
+        found = same_work(
+            self.base,
+            trial,
+            one.change.equality,
+            counts_alike=one.change.counts_alike,
+            redraws=one.change.redraws,
+        )
         if one.sameness is None or found.problem is not None:
             one.sameness = found
         if one.settings and trial.ranks and not trial.ranks[0].applied:
@@ -132,6 +153,8 @@ class Tried(Struct, frozen=True, kw_only=True):
             return
         if gain.low > self.least_gain:
             one.verdict, one.why = "accepted", "faster, and the same work"
+            if one.sameness is not None and one.sameness.is_redrawn:
+                one.why += "; random augmentation of the same samples draws other numbers"
         elif gain.high < self.least_gain:
             one.verdict = "rejected"
             one.why = "slower" if gain.high < 0.0 else f"saves less than {show_share(self.least_gain)}"
@@ -161,11 +184,12 @@ def try_fixes(
         bench = Bench(words=words, original=original, scratch=scratch, most_s=budget_s)
         say("recording the unchanged script")
         seen, plan = look(bench)
-        candidates, tries, ways = choose(seen, frozenset(allow))
+        candidates, tries, ways = choose(seen, original, frozenset(allow))
         bench = structs.replace(bench, most_s=_MOST_TIMES_RECORDED * (time.monotonic() - began) + _GRACE_S)
         say("the unchanged script, twice, and once with another seed")
         one, other = bench.run(plan), bench.run(plan)
-        base = Base(one=one, other=other, seeded=bench.run(structs.replace(plan, other_seed=True)))
+        seeded = bench.run(structs.replace(plan, other_seed=True)) if candidates else None
+        base = Base(one=one, other=other, seeded=seeded)
         base.check()
         tried = Tried(
             bench=bench,
@@ -174,12 +198,14 @@ def try_fixes(
             base_ms=[step_ms(one), step_ms(other)],
             processor_ms=[trial.ranks[0].processor_ms for trial in (one, other)],
             least_gain=least_gain,
+            trial_s=one.seconds,
             say=say,
         )
-        tried.in_turns(candidates, began + (1.0 - _FOR_TOGETHER) * budget_s)
+        ends = began + budget_s
+        tried.try_all(candidates, seen.card, ends - _FOR_TOGETHER * budget_s, ends)
         tries = [*(_outcome(each, seen, ways[each.change.name], original) for each in candidates), *tries]
         together, texts = _together(
-            tried, [each for each in candidates if each.verdict == "accepted"], ways, began + budget_s
+            tried, [each for each in candidates if each.verdict == "accepted"], ways, ends
         )
     written = sorted(name for name, stamp in original.stamps().items() if before.get(name) != stamp)
     notes = [Note("wrote_here", f"trials wrote {name} in the folder itself") for name in written[:3]]
@@ -219,7 +245,7 @@ def look(bench: Bench) -> tuple[Seen, TrialPlan]:
     trial = bench.run(plan)
     said = f": {trial.said}" if trial.said else ""
     if trial.code is None:
-        raise NotMeasured(f"the script {trial.said}", hint="give a larger {minutes}")
+        raise NotMeasured(f"the script {trial.said}", hint="give a larger {budget}")
     if not trial.ranks or not trial.recording:
         text = f"no step of a torch optimizer was seen; the script ended with code {trial.code}{said}"
         raise NotMeasured(text, hint=_COPIED)
@@ -240,7 +266,9 @@ def look(bench: Bench) -> tuple[Seen, TrialPlan]:
     return seen, TrialPlan(steps=steps if natural is None or natural > 2 * steps else natural + 1)
 
 
-def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Try], dict[str, Way]]:
+def choose(
+    seen: Seen, original: Original, allow: frozenset[str]
+) -> tuple[list[_Candidate], list[Try], dict[str, Way]]:
     """Return the changes to try, what is said of those that cannot be tried, and the ways."""
     candidates, others, ways = list[_Candidate](), list[Try](), dict[str, Way]()
     for change in CHANGES:
@@ -250,9 +278,13 @@ def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Tr
         if isinstance(way, Way):
             ways[change.name] = way
             if change.allow in ("", *allow):
-                candidates.append(_Candidate(change=change, settings={way.patch: way.settings}))
-                continue
-        asked = [one for one in seen.card.findings if one.rule in change.rules.split()]
+                settings = {way.patch: way.settings} if way.patch else {}
+                texts = None if way.patch else _texts(original, [way])[0]
+                if settings or texts:
+                    candidates.append(_Candidate(change=change, settings=settings, edited=texts))
+                    continue
+                way = "it is in a file that is not edited"
+        asked = change.asked_by(seen.card)
         if isinstance(way, str):
             if asked:
                 others.append(_try(change, seen, "does_not_apply", way, where=asked[0].where))
@@ -265,7 +297,7 @@ def choose(seen: Seen, allow: frozenset[str]) -> tuple[list[_Candidate], list[Tr
 
 
 def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: Any) -> Try:
-    found = [one for one in seen.card.findings if one.rule in change.rules.split()]
+    found = change.asked_by(seen.card)
     predicted = (
         Predicted(low=max(one.gain_low for one in found), high=max(one.gain_high for one in found))
         if found
@@ -274,6 +306,7 @@ def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: A
     return Try(
         change=change.name,
         what=change.what,
+        applies=verdict != "does_not_apply",
         verdict=verdict,
         why=why,
         breaks=change.breaks,
@@ -284,10 +317,8 @@ def _try(change: ScriptChange, seen: Seen, verdict: Verdict, why: str, **more: A
 
 def _outcome(one: _Candidate, seen: Seen, way: Way, original: Original) -> Try:
     """Return what came of a candidate."""
-    site = way.edit.site if way.edit is not None else None
-    texts: dict[str, str] = {}
-    if way.edit is not None:
-        texts = _texts(original, [way])[0]
+    site = way.edits[0].site if way.edits else None
+    texts = _texts(original, [way])[0]
     sameness = one.sameness
     return _try(
         one.change,
@@ -306,20 +337,27 @@ def _outcome(one: _Candidate, seen: Seen, way: Way, original: Original) -> Try:
 def _texts(original: Original, ways: Sequence[Way]) -> tuple[dict[str, str], list[Way]]:
     """Return the new text of each file that edits change, and the ways that could be written."""
     texts, done = dict[str, str](), list[Way]()
-    kept: dict[str, list[Way]] = {}
+    kept: dict[str, list[Edit]] = {}
     for way in ways:
-        path = "" if way.edit is None else way.edit.site.file
-        name = os.path.relpath(path, original.folder)
-        is_linked = os.path.realpath(path) != path or name.split(os.sep)[0] in original.linked
-        if not path.startswith(original.folder + os.sep) or is_linked or not os.access(path, os.W_OK):
+        files = {edit.site.file for edit in way.edits}
+        names = {os.path.relpath(path, original.folder): path for path in files}
+        if not files or any(
+            not path.startswith(original.folder + os.sep)
+            or os.path.realpath(path) != path
+            or name.split(os.sep)[0] in original.linked
+            or not os.access(path, os.W_OK)
+            for name, path in names.items()
+        ):
             continue  # it is not of this folder, or a trial of the edit would write to it
-        edits = [other.edit for other in (*kept.get(name, ()), way) if other.edit is not None]
+        edits = {
+            name: [*kept.get(name, ()), *(edit for edit in way.edits if edit.site.file == path)]
+            for name, path in names.items()
+        }
         try:  # from the pristine text each time, so that lines stay where they were seen
-            new = edited(source_text(path), edits)
+            texts |= {name: edited(source_text(path), edits[name]) for name, path in names.items()}
         except CannotEdit:
             continue
-        kept.setdefault(name, []).append(way)
-        texts[name] = new
+        kept |= edits
         done.append(way)
     return texts, done
 
@@ -337,12 +375,12 @@ def _together(
     """Measure the accepted changes at once, drop what does not help there, and run the edited script."""
     if not accepted:
         return None, {}
-    kept, dropped = list(accepted), list[str]()
-    joined = _joined(kept)
+    kept, dropped, original = list(accepted), list[str](), tried.bench.original
+    joined = _joined(kept, ways, original)
     if len(kept) > 1:
         tried.in_turns([joined], until)
         for one in sorted(kept, key=lambda each: each.gain.gain if each.gain else 0.0)[:-1]:
-            rest = _joined([each for each in kept if each is not one])
+            rest = _joined([each for each in kept if each is not one], ways, original)
             tried.in_turns([rest], until)
             is_as_good = (
                 rest.verdict == "accepted"
@@ -358,11 +396,11 @@ def _together(
     gain = joined.gain
     if gain is None or joined.verdict != "accepted":
         return None, {}
-    texts, done = _texts(tried.bench.original, [ways[one.change.name] for one in kept])
+    texts, done = _texts(original, [ways[one.change.name] for one in kept])
     names = tuple(one.change.name for one in kept if ways[one.change.name] in done)
     written: Gain | None = None
     if texts:
-        as_written = structs.replace(_joined(kept), settings={}, edited=texts)
+        as_written = structs.replace(_joined(kept, ways, original), settings={}, edited=texts)
         tried.say("the edited script, without any change at run time")
         tried.in_turns([as_written], until)
         written = as_written.gain if as_written.verdict == "accepted" else None
@@ -372,14 +410,14 @@ def _together(
         measured=gain,
         same_work=joined.sameness is not None and joined.sameness.problem is None,
         dropped=tuple(dropped),
-        diff=_diff(tried.bench.original.folder, texts),
+        diff=_diff(original.folder, texts),
         written=written,
         written_changes=names if written is not None else (),
     )
     return together, texts if written is not None else {}
 
 
-def _joined(candidates: Sequence[_Candidate]) -> _Candidate:
+def _joined(candidates: Sequence[_Candidate], ways: dict[str, Way], original: Original) -> _Candidate:
     """Return several changes as one; its results may differ as much as those of the least exact one."""
     order = ("exact", "rounding", "tolerance")
     settings: dict[str, Any] = {}
@@ -394,7 +432,10 @@ def _joined(candidates: Sequence[_Candidate]) -> _Candidate:
     loosest = max((one.change for one in candidates), key=lambda change: order.index(change.equality))
     name = " + ".join(one.change.name for one in candidates)
     alike = all(one.change.counts_alike for one in candidates)
+    redraws = any(one.change.redraws for one in candidates)
+    rewriting = [ways[one.change.name] for one in candidates if one.edited]
     return _Candidate(
-        change=structs.replace(loosest, name=name, counts_alike=alike),
+        change=structs.replace(loosest, name=name, counts_alike=alike, redraws=redraws),
         settings=settings,
+        edited=_texts(original, rewriting)[0] or None,
     )

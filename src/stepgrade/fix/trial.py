@@ -53,6 +53,7 @@ class StepSeen(Struct, frozen=True, kw_only=True):
     backwards: int
     updates: int
     gradients: int
+    evaluations: int  # how often a module was switched to evaluation
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -83,6 +84,8 @@ class Witnessed(Struct, frozen=True, kw_only=True):
     batches: dict[str, int]
     shapes: int
     digests: tuple[str, ...]
+    sampled: int  # a checksum of some elements of all batches
+    asked: tuple[int, ...]  # of the samples that the batches of each loader were made of
     first_weights: tuple[tuple[float | None, ...], ...] | None
     last_weights: tuple[tuple[float | None, ...], ...]
     weights: str
@@ -90,6 +93,7 @@ class Witnessed(Struct, frozen=True, kw_only=True):
     peak_bytes: float | None
     flops: float | None  # of the second step; None if they cannot be counted
     sites: tuple[Site, ...]
+    modules: tuple[str, ...]  # files of the user's folder that it ran
 
     @property
     def step_ms(self) -> float:

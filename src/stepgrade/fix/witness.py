@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ from stepgrade.record.environment import peak_memory_bytes, rank_and_world
 from stepgrade.record.patches import Patches
 
 _DIGESTED_BATCHES = 4
+_SAMPLED_OF_BATCH = 256  # elements of each tensor
+_READ_BEHIND = 2  # steps; to read a loss at once would hold a device up in every step
 _SAMPLED_WEIGHTS, _SAMPLED_ELEMENTS = 64, 64
 _GRACE_S = 20.0  # for a script that waits for others at its end
 _OUR_FOLDERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
@@ -83,10 +86,15 @@ class Witness:
         self._optimizers: dict[int, Optimizer] = {}
         self._began = time.monotonic()
         self._losses: list[Tensor] = []
-        self._updates = self._gradients = 0
+        self._updates = self._gradients = self._evaluations = 0
         self._steps: list[dict[str, Any]] = []
         self._batches: Counter[str] = Counter()
         self._shapes, self._digests = 0, list[str]()
+        self._sampled = 0
+        self._asked: list[list[str]] = []  # the indices of the batches of each iterator, ahead of its reader
+        self._iterators: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+        self._taken: Counter[int] = Counter()  # of these, by the identity of the list
+        self._read = 0  # losses of so many steps
         self._first: list[list[float | None]] | None = None
         self._is_written = False
         self._counter = FlopCounter()
@@ -130,6 +138,8 @@ class Witness:
         patch(self, self.plan["settings"])
         self.patches.wrap(torch.autograd, "backward", self._see_backward)
         self.patches.wrap(_BaseDataLoaderIter, "__next__", self._see_batch)
+        self.patches.wrap(_BaseDataLoaderIter, "_next_index", self._see_indices)
+        self.patches.wrap(torch.nn.Module, "eval", self._see_evaluation)
         register_optimizer_step_post_hook(self._end_update)
         atexit.register(self.write, "ended")
 
@@ -143,13 +153,31 @@ class Witness:
 
     def _see_batch(self, original: Any, iterator: Any) -> Any:
         batch = original(iterator)
+        self._taken[id(self._iterators.get(iterator))] += 1
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = ";".join(f"{tuple(tensor.shape)}{tensor.dtype}" for tensor in tensors)
         self._shapes = zlib.crc32(shapes.encode(), self._shapes)
         self._batches[type(iterator._dataset).__name__] += 1
+        for tensor in tensors:
+            if tensor.device.type == "cpu" and tensor.numel():
+                every = max(1, tensor.numel() // _SAMPLED_OF_BATCH)
+                some = tensor.detach().reshape(-1)[::every].contiguous()
+                self._sampled = zlib.crc32(memoryview(some.view(torch.uint8).numpy()), self._sampled)
         if len(self._digests) < _DIGESTED_BATCHES:
             self._digests.append(digest(tensors))
         return batch
+
+    def _see_indices(self, original: Any, iterator: Any) -> Any:
+        indices = original(iterator)
+        if iterator not in self._iterators:
+            self._iterators[iterator] = []
+            self._asked.append(self._iterators[iterator])
+        self._iterators[iterator].append(repr(indices))
+        return indices
+
+    def _see_evaluation(self, original: Any, module: Any) -> Any:
+        self._evaluations += 1
+        return original(module)
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         if os.getpid() != self.pid or self._is_written:
@@ -163,17 +191,19 @@ class Witness:
             self._leader = optimizer
         if optimizer is not self._leader:
             return
+        self._read_losses(len(self._steps) - _READ_BEHIND)
         self._steps.append(
             {
                 "wall_ns": time.perf_counter_ns(),
                 "processor_ns": time.process_time_ns(),
-                "losses": [_finite(float(loss)) for loss in self._losses],
+                "losses": self._losses,
                 "backwards": self.backwards,
                 "updates": self._updates,
                 "gradients": self._gradients,
+                "evaluations": self._evaluations,
             }
         )
-        self._losses, self.backwards, self._updates, self._gradients = [], 0, 0, 0
+        self._losses, self.backwards, self._updates, self._gradients, self._evaluations = [], 0, 0, 0, 0
         self._count_flops()
         if self._first is None:
             self._first = self._some_weights()
@@ -188,6 +218,11 @@ class Witness:
             timer.daemon = True
             timer.start()
             raise SystemExit(0)
+
+    def _read_losses(self, most: int) -> None:
+        for step in self._steps[self._read : most]:
+            step["losses"] = [_finite(float(loss)) for loss in step["losses"]]
+        self._read = max(self._read, most)
 
     def _count_flops(self) -> None:
         """Count the FLOPs of the second step, which is not timed; a compiled model hides its operations."""
@@ -218,6 +253,7 @@ class Witness:
         if self._is_written or os.getpid() != self.pid or not self._steps:
             return
         self._is_written = True
+        self._read_losses(len(self._steps))
         rank, world = rank_and_world()
         weights = [_local(weight) for weight in self.weights()]
         kinds = {weight.device.type for weight in weights}
@@ -233,6 +269,8 @@ class Witness:
             "batches": dict(self._batches),
             "shapes": self._shapes,
             "digests": self._digests,
+            "sampled": self._sampled,
+            "asked": [zlib.crc32("".join(asked[: self._taken[id(asked)]]).encode()) for asked in self._asked],
             "first_weights": self._first,
             "last_weights": self._some_weights(),
             "weights": digest(weights),
@@ -244,6 +282,10 @@ class Witness:
                 for (call, file, line), found in self.sites.items()
             ],
         }
+        files = {os.path.abspath(getattr(one, "__file__", None) or "") for one in [*sys.modules.values()]}
+        named = {self._in_folder(file) for file in files if "site-packages" not in file}
+        inside = os.path.join(self.plan["folder"], "")
+        seen["modules"] = sorted(file for file in named if file.startswith(inside) and file.endswith(".py"))
         write_whole(Path(self.session, f"witness-{self.pid}.json"), json.dumps(seen).encode())
 
 

@@ -53,6 +53,7 @@ class Try(Struct, frozen=True, kw_only=True):
 
     change: str
     what: str
+    applies: bool
     verdict: Verdict
     why: str
     breaks: str
