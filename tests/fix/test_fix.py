@@ -94,7 +94,7 @@ def test_a_dirty_folder_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(2)\n")
     ran = fix(tmp_path, "--write", "train.py")
     assert ran.returncode == 2
-    assert "train.py has changes that are not committed" in ran.stderr
+    assert "train.py has changes that are not committed (commit them; give --allow-dirty)" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def look(bench: Bench) -> tuple[Seen, TrialPlan]:
     trial = bench.run(plan)
     said = f": {trial.said}" if trial.said else ""
     if trial.code is None:
-        raise NotMeasured(f"the script {trial.said}", hint="give a larger {budget}")
+        raise NotMeasured(f"the script {trial.said}", supply="a larger {budget}")
     if not trial.ranks or not trial.recording:
         text = f"no step of a torch optimizer was seen; the script ended with code {trial.code}{said}"
         raise NotMeasured(text, hint=_COPIED)

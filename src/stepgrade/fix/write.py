@@ -28,11 +28,11 @@ def check_clean(folder: str, *, allow_dirty: bool, branch: str | None = None) ->
         raise _older_patch()
     changed = "" if allow_dirty else changed_in(folder)
     if changed is None:
-        problem, hint = "git does not tell whether all changes are committed", "give {allow_dirty}"
-        raise BadInput(problem, where=folder, hint=hint)
+        problem = "git does not tell whether all changes are committed"
+        raise BadInput(problem, where=folder, supply="{allow_dirty}")
     if changed:
-        hint = "commit them, or give {allow_dirty}"
-        raise BadInput(f"{changed} has changes that are not committed", where=folder, hint=hint)
+        problem = f"{changed} has changes that are not committed"
+        raise BadInput(problem, where=folder, hint="commit them", supply="{allow_dirty}")
 
 
 def _older_patch() -> BadInput:
