@@ -425,7 +425,7 @@ def _checkout(place: Place) -> None:
 
 def _write_edits(place: Place) -> int:
     """Write both scripts; where there is a way back already, take it first, as users are told to."""
-    if (place.here / REVERSE).exists():
+    if os.path.lexists(place.here / REVERSE):  # False where it cannot be looked at
         for name in _EDITED:
             (place.here / name).write_text(_BEFORE)
         (place.here / REVERSE).unlink()
