@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.fix.attention import attention_edits
-from stepgrade.fix.edit import edited
+from stepgrade.fix.edit import diff_of, edited
+from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")
 HEAD = """import math
@@ -96,3 +97,11 @@ def test_line_ends_and_layout_stay() -> None:
     new = edited(text, attention_edits("train.py", text))
     assert "\n" not in new.replace("\r\n", "")
     assert new.startswith(HEAD.replace("\n", "\r\n"))
+
+
+def test_the_edit_of_the_tutorial_is_the_one_that_the_readme_shows() -> None:
+    name = "examples/tutorial/slow.py"
+    text = (ROOT / name).read_text()
+    diff = diff_of(text, edited(text, attention_edits(name, text)), name)
+    changed = [line for line in diff.splitlines()[2:] if line[0] in "+-"]
+    assert "```diff\n" + "\n".join(changed) + "\n```" in (ROOT / "README.md").read_text()
