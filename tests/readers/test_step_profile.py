@@ -184,3 +184,13 @@ def test_real_logs_give_the_same_as_the_bare_files() -> None:
         ("training_with_apr_v1_block.log", "apr_v1_400_steps.json"),
     ):
         assert contents(load(samples / log)) == contents(load(samples / bare))
+
+
+@pytest.mark.parametrize("end", ['"steps": 3', '"steps": oops }\nstep 4 done\n'])
+def test_a_log_with_a_profile_that_is_cut_off_names_its_line(end: str, tmp_path: Path) -> None:
+    text = 'loading\nstep 3 done\n{"_profiler": "step_profiler_v2", ' + end
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="cut off or its JSON is broken") as error:
+        load(path)
+    assert "line 3" in str(error.value)

@@ -266,3 +266,13 @@ def test_devices_are_numbered_as_the_tool_does_where_it_does(
     (trace,) = traces_of(path)
     assert tuple(device.index for device in trace.devices) == indices
     assert set(trace.work.device.tolist()) == {indices[0]}
+
+
+def test_a_mark_without_a_length_is_no_range(tmp_path: Path) -> None:
+    path = write_rocpd(tmp_path / "run.db", pids=(100,))
+    (before,) = traces_of(path)
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("update rocpd_region_0000_0 set end = start")
+    (after,) = traces_of(path)
+    assert len(before.ranges.name) > 0
+    assert len(after.ranges.name) == 0
