@@ -33,7 +33,7 @@ from stepgrade.timeline.timeline import (
     find_pieces,
 )
 
-SLICES = 400  # across a step: a dot of a wide screen holds two or three
+SLICES = 4_000  # across a step: single kernels where a reader zooms in
 RANKS_VIEWED = 16  # of thousands, the first: nobody reads more
 STREAMS_SHOWN = 6
 THREADS_SHOWN = 3

@@ -147,6 +147,57 @@ def test_another_step_is_shown_by_pointer_and_keyboard(open_page: Open) -> None:
     assert page.locator(".drawn-1 .lanes-inner").evaluate("e => parseFloat(e.style.width)") > 100
 
 
+def test_zoom_shows_what_was_drawn_as_one(open_page: Open) -> None:
+    """A thousand short slices are one block on the whole step, and come apart, with names, where a reader zooms in."""
+    count = 1_000
+    view = cards.make_view(0)
+    lane = msgspec.structs.replace(
+        view.lanes[2],
+        start_ns=tuple(range(0, count * 2_000, 2_000)),
+        dur_ns=(1_500,) * count,
+        label=tuple(f"kernel_{number}" for number in range(count)),
+        look=("gemm",) * count,
+        count=(1,) * count,
+    )
+    views = (msgspec.structs.replace(view, lanes=(*view.lanes[:2], lane), waits=()),)
+    opened = open_page(cards.changed(cards.full_card(), views=views))
+    page = opened.page
+    marks = page.locator(".lanes svg[data-span]").nth(2).locator(".mark")
+    before = marks.count()
+    page.locator(".lanes").focus()
+    for _ in range(8):
+        page.keyboard.press("+")
+    page.locator(".lanes .strip .label").nth(5).wait_for()
+    assert "events" not in marks.first.get_attribute("data-tip")
+    page.locator("#lanes-search").fill("kernel_777")
+    assert opened.texts(".finder [role=status]") == ["1 found"]
+    page.keyboard.press("Enter")
+    page.locator(".lanes .found").wait_for()
+    assert page.locator(".lanes .found").get_attribute("data-tip") == "kernel_777: 1.5 µs"
+    page.locator("#lanes-search").fill("")
+    page.locator(".lanes").focus()
+    page.keyboard.press("0")
+    page.locator(".lanes .strip .label").first.wait_for(state="detached")
+    assert marks.count() == before
+    assert opened.said == []
+
+
+def test_the_late_rank_is_drawn_first(open_page: Open) -> None:
+    assert open_page(cards.full_card()).texts(".lanes-inner h3")[0] == "rank 1"
+
+
+def test_a_part_of_the_icicle_fills_the_page_and_leads_back(open_page: Open) -> None:
+    page = open_page(cards.full_card()).page
+    part = page.locator('.icicles .mark[data-name="Block_2"]')
+    width = part.locator("rect").evaluate("e => e.getBoundingClientRect().width")
+    part.click()
+    assert part.locator("rect").evaluate("e => e.getBoundingClientRect().width") > 2 * width
+    assert page.locator(".crumbs button").all_inner_texts() == ["all", "Block_0", "Block_2"]
+    page.locator(".crumbs button").first.click()
+    assert abs(part.locator("rect").evaluate("e => e.getBoundingClientRect().width") - width) < 1
+    assert page.locator(".crumbs button").count() == 0
+
+
 def test_tables_sort_search_and_page(open_page: Open) -> None:
     opened = open_page(cards.full_card())
     page, names = opened.page, f"{ROWS} td:first-child"

@@ -160,8 +160,11 @@ def _step_sections(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Sectio
     yield Section("ledger", "Time", title, tuple(_ledger(card)))
     if card.views:
         numbered = dict.fromkeys(view.number for view in card.views)
+        # The rank that waits least is the one the others wait for: it comes first.
+        waits = {row.rank: row.wait_ms or 0.0 for row in card.ranks}
+        ordered = sorted(card.views, key=lambda view: (waits.get(view.rank or 0, 0.0), view.rank or 0))
         steps = tuple(
-            tuple(view for view in card.views if view.number == number)[:RANKS_IN_TIMELINE]
+            tuple(view for view in ordered if view.number == number)[:RANKS_IN_TIMELINE]
             for number in numbered
         )
         another = name_fields("Others are drawn with {steps}.", flags)

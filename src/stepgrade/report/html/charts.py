@@ -414,4 +414,11 @@ def _mark(kind: str, name: str, tip: str, x: float, width: float) -> Mark:
     """Return a mark with its name if there is room; a narrow screen has none for the labels of tight ones."""
     shown = shortened(name, 60)
     look = f"{kind} tight" if len(shown) * LABEL_CELL * NARROW > width else kind
-    return Mark(x=x, width=width, tip=tip, look=look, label=shown if len(shown) * LABEL_CELL <= width else "")
+    return Mark(
+        x=x,
+        width=width,
+        tip=tip,
+        look=look,
+        name=shown,
+        label=shown if len(shown) * LABEL_CELL <= width else "",
+    )

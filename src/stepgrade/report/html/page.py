@@ -70,8 +70,12 @@ def page_of(
         text = msgspec.json.encode(_cut(msgspec.json.decode(text))).decode()
     # Escaped so that the JSON cannot end its HTML element.
     escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+    page = _PAGES[kind](result, flags) if kind else plain_page(blocks)
+    charts_drawn = (block for section in page.sections for block in section.blocks)
+    lanes = next((plots.lane_details(block) for block in charts_drawn if isinstance(block, LaneChart)), None)
     view = {
-        "page": _PAGES[kind](result, flags) if kind else plain_page(blocks),
+        "page": page,
+        "lanes": json_text(msgspec.json.encode(lanes).decode()).translate(escapes) if lanes else "",
         "write": write,
         "style": style(),
         "script": asset("report.js"),
@@ -91,7 +95,7 @@ def framed_page(kind: str, result: Result, frame: PageFrame) -> tuple[str, str]:
 _FOLDER = Path(__file__).parent
 MOST_BYTES = 1_000_000
 ROWS_KEPT = 2_000
-SAMPLES_KEPT = 20_000
+SAMPLES_KEPT = 15_000
 _NAME_CELLS = 200
 _PROSE_CELLS = 800
 _GAPS_SHOWN = 8

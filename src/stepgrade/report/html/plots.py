@@ -29,6 +29,7 @@ class Mark(Struct, frozen=True, kw_only=True):
     tip: str = ""
     look: str = ""
     label: str = ""
+    name: str = ""  # that a script shows where there is room
     id: str = ""
 
 
@@ -202,6 +203,9 @@ def show_density(flops_per_byte: float) -> str:
 
 
 SLICES_SHOWN = 6_000  # on the page, of all ranks
+DETAILS_KEPT = 20_000  # beside it, for a script: about 400 kB
+_ALL = 10**12  # more than any step has nanoseconds apart
+_TENTH = 100  # ns
 ROW_HEIGHT = 26  # of a rank's waits, in dots
 MOST_TIMES = 64.0  # so many times as wide as the screen
 # What limits the work of a class decides its colour: arithmetic, moving data, talking, waiting.
@@ -243,7 +247,10 @@ def timeline(block: LaneChart) -> dict[str, Any]:
                 "title": f"step {show_count(views[0].number)}, {which}: {length}",
                 "jumps": jumps,
                 "ranks": [
-                    {"name": "this rank" if view.rank is None else f"rank {view.rank}", "lanes": lanes}
+                    {
+                        "name": "this rank" if view.rank is None else f"rank {view.rank}",
+                        "lanes": lanes,
+                    }
                     for view, lanes in zip(views, kept, strict=True)
                 ],
                 "ticks": [
@@ -317,11 +324,8 @@ class _Slice(NamedTuple):
     events: int
 
 
-def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Finding, ...]) -> dict[str, Any]:
-    """Return the marks of a lane; findings are pinned to the longest stretch of their account.
-
-    Neighbouring short slices are drawn as one: a page with many ranks has room for fewer.
-    """
+def _merged(lane: Lane, most: int) -> list[_Slice]:
+    """Return slices of which neighbours are one where they are shorter than the lane over `most`."""
     columns = (lane.start_ns, lane.dur_ns, lane.label, lane.look, lane.count)
     rows = [_Slice(*row) for row in zip(*columns, strict=True)]
     least = max(1, (rows[-1].start_ns + rows[-1].dur_ns) // most) if rows else 1
@@ -338,6 +342,40 @@ def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Findi
         widest = max(widest, row.dur_ns)
         dur, events = row.start_ns + row.dur_ns - last.start_ns, last.events + row.events
         slices[-1] = _Slice(last.start_ns, dur, longer.label, longer.look, events)
+    return slices
+
+
+def lane_details(block: LaneChart) -> dict[str, Any]:
+    """Return the slices that a script draws where a reader zooms in, in tenths of a microsecond.
+
+    Each lane has, one after the other, the gap before a slice, its length, the numbers of its label and its
+    look among the `names`, and its events.
+    """
+    views = [view for views in block.steps for view in views]
+    names: dict[str, int] = {}
+    count = sum(len(lane.start_ns) for view in views for lane in view.lanes)
+    lanes = sum(len(view.lanes) for view in views)
+    most = _ALL if count <= DETAILS_KEPT else max(60, DETAILS_KEPT // lanes)
+    details = []
+    for view in views:
+        for lane in view.lanes:
+            numbers, end = list[int](), 0
+            for part in _merged(lane, most):
+                start, stop = part.start_ns // _TENTH, (part.start_ns + part.dur_ns) // _TENTH
+                label = names.setdefault(shortened(part.label, 80), len(names))
+                look = names.setdefault(_look(lane.kind, part.look).look, len(names))
+                numbers += (start - end, max(1, stop - start), label, look, part.events)
+                end = start + max(1, stop - start)
+            details.append(numbers)
+    return {"names": list(names), "lanes": details}
+
+
+def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Finding, ...]) -> dict[str, Any]:
+    """Return the marks of a lane; findings are pinned to the longest stretch of their account.
+
+    Neighbouring short slices are drawn as one: a page with many ranks has room for fewer.
+    """
+    slices = _merged(lane, most)
     pinned: dict[str, Finding] = {
         finding.account: finding
         for finding in reversed(findings)
@@ -368,7 +406,8 @@ def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Findi
         )
         look, label = _look(lane.kind, part.look).look, "▼" if finding else ""
         marks.append(Mark(x=x, width=max(width, 0.05), tip=tip, look=look, label=label))
-    return {"name": _LANES.get(lane.kind) or shortened(lane.name, 24), "marks": marks}
+    name = _LANES.get(lane.kind) or shortened(lane.name, 24)
+    return {"name": name, "marks": marks, "shift": shift, "span": round(scale.high)}
 
 
 def _look(kind: str, look: str) -> Slice:

@@ -242,27 +242,224 @@
     next.focus();
   });
 
-  // The step over time, wider than the screen: the stretch in the middle stays in the middle, a phase fills the screen.
-  const widen = (lanes, times) => { lanes.firstElementChild.style.width = `${times * 100}%`; };
-  for (const radio of all("input[name=zoom]"))
-    radio.addEventListener("change", () => {
-      for (const lanes of all(".lanes")) {
-        const middle = (lanes.scrollLeft + lanes.clientWidth / 2) / lanes.scrollWidth;
-        widen(lanes, Number(radio.value));
-        lanes.scrollLeft = middle * lanes.scrollWidth - lanes.clientWidth / 2;
+  // The step over time, wider than the screen. What is stretched is drawn anew in detail: slices that a whole
+  // step has no room for come apart, and carry their names where these fit.
+  const MOST_TIMES = 256;
+  const LETTER = 7;
+  const details = document.getElementById("stepgrade-lanes");
+  const detailed = all("svg[data-span]");
+  const legend = (look) => document.querySelector(`.legend .${look}`)?.nextSibling.textContent.trim() ?? look;
+  let known = null;
+  // The slices of a lane: [start, length, label, look, events], in nanoseconds.
+  const slicesOf = (strip) => {
+    known ??= JSON.parse(details.textContent);
+    const numbers = known.lanes[detailed.indexOf(strip)] ?? [];
+    const slices = [];
+    for (let at = 0, end = 0; at < numbers.length; at += 5) {
+      const start = end + numbers[at];
+      end = start + numbers[at + 1];
+      slices.push([start * 100, numbers[at + 1] * 100, known.names[numbers[at + 2]], known.names[numbers[at + 3]], numbers[at + 4]]);
+    }
+    return slices;
+  };
+  class Lanes {
+    constructor(element) {
+      this.element = element;
+      this.inner = element.firstElementChild;
+      this.times = 1;
+      this.words = "";
+      this.strips = all("svg[data-span]", element).map((strip) => ({ strip, drawn: [...strip.childNodes], lane: undefined }));
+      this.axis = element.querySelector(".axis");
+      this.ticks = [...(this.axis?.childNodes ?? [])];
+      element.addEventListener("scroll", () => this.later());
+      element.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && !event.metaKey) return;
+        event.preventDefault();
+        this.zoom(this.times * 1.3 ** -Math.sign(event.deltaY), event.clientX);
+      }, { passive: false });
+      element.addEventListener("keydown", (event) => {
+        const by = { "+": 2, "=": 2, w: 2, "-": 0.5, s: 0.5, 0: 0 }[event.key];
+        const move = { a: -0.2, d: 0.2, ArrowLeft: -0.2, ArrowRight: 0.2 }[event.key];
+        if (event.ctrlKey || event.metaKey || event.altKey || (event.target !== element && event.key.startsWith("Arrow"))) return;
+        if (by !== undefined) this.zoom(by ? this.times * by : 1);
+        else if (move) element.scrollLeft += move * element.clientWidth;
+        else return;
+        event.preventDefault();
+      });
+      element.addEventListener("pointerdown", (event) => {
+        if (event.pointerType !== "mouse" || event.button !== 0) return;
+        const [x, left] = [event.clientX, element.scrollLeft];
+        const drag = (moved) => {
+          element.classList.add("drags");
+          element.scrollLeft = left - (moved.clientX - x);
+        };
+        const drop = () => { element.classList.remove("drags"); removeEventListener("pointermove", drag); };
+        addEventListener("pointermove", drag);
+        addEventListener("pointerup", drop, { once: true });
+      });
+    }
+    get names() { return this.element.querySelector(".lane-name").getBoundingClientRect().width + 8; }
+    zoom(times, at) {
+      const box = this.element.getBoundingClientRect();
+      const offset = at === undefined ? box.width / 2 : at - box.left;
+      const share = (this.element.scrollLeft + offset - this.names) / (this.element.scrollWidth - this.names);
+      this.times = Math.max(1, Math.min(MOST_TIMES, times));
+      this.inner.style.width = `${this.times * 100}%`;
+      this.element.scrollLeft = share * (this.element.scrollWidth - this.names) - offset + this.names;
+      for (const radio of all("input[name=zoom]")) radio.checked = Number(radio.value) === this.times;
+      this.later();
+    }
+    later() {
+      this.waiting ??= requestAnimationFrame(() => { this.waiting = undefined; this.draw(); });
+    }
+    draw() {
+      const is_whole = this.times === 1 && !this.words;
+      const width = this.inner.clientWidth - this.names;
+      const [first, last] = [(this.element.scrollLeft - 200) / width, (this.element.scrollLeft + this.element.clientWidth + 200) / width];
+      for (const one of this.strips) {
+        if (is_whole) { one.strip.replaceChildren(...one.drawn); continue; }
+        one.slices ??= slicesOf(one.strip);
+        this.strip(one, width, first, last);
       }
-    });
+      this.clock(width, first, last, is_whole);
+      this.inner.classList.toggle("finding-words", Boolean(this.words));
+    }
+    strip({ strip, drawn, slices }, width, first, last) {
+      const [shift, span] = [Number(strip.dataset.shift), Number(strip.dataset.span)];
+      const made = [];
+      let end = -1;
+      for (const [start, length, label, look, events] of slices) {
+        const x = (shift + start) / span;
+        const wide = length / span;
+        if (x + wide < first || x > last) continue;
+        const found = this.words && label.toLowerCase().includes(this.words);
+        if (!found && (x + wide) * width < end + 0.5) continue;
+        end = (x + wide) * width;
+        const name = look.startsWith("account-") ? legend(look) : label;
+        const tip = `${name}: ${show.ms(length / 1e6)}${events > 1 ? ` · ${show.count(events)} events` : ""}`;
+        const mark = svg("g", { class: `mark ${look}${found ? " found" : ""}`, "data-tip": tip, role: "img", "aria-label": tip, tabindex: made.length ? -1 : 0 });
+        mark.append(svg("rect", { x: `${x * 100}%`, width: `${Math.max(wide * 100, 0.002)}%`, height: "100%" }));
+        if (wide * width > LETTER * Math.min(name.length, 8) + 6) {
+          const letters = Math.floor((wide * width - 6) / LETTER);
+          const text = svg("text", { class: "label", x: `${x * 100}%`, dx: 3, y: "50%", dy: "0.35em" });
+          text.textContent = name.length > letters ? `${name.slice(0, letters - 1)}…` : name;
+          mark.append(text);
+        }
+        made.push(mark);
+      }
+      const pins = drawn.filter((node) => node.textContent.trim() === "▼").map((node) => node.querySelector("text").cloneNode(true));
+      strip.replaceChildren(...made, ...pins);
+    }
+    clock(width, first, last, is_whole) {
+      if (!this.axis) return;
+      if (is_whole) { this.axis.replaceChildren(...this.ticks); return; }
+      const span = Number(this.strips[0].strip.dataset.span) / 1e6;
+      const rough = (span * this.element.clientWidth) / width / 5;
+      const power = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].map((nice) => nice * power).find((nice) => nice >= rough);
+      const made = [];
+      for (let ms = Math.max(0, Math.ceil((first * span) / step) * step); ms <= Math.min(span, last * span); ms += step) {
+        const text = svg("text", { class: "tick", x: `${(ms / span) * 100}%`, y: "1em" });
+        text.textContent = show.ms(Math.round(ms * 1e6) / 1e6);
+        made.push(text);
+      }
+      this.axis.replaceChildren(...made);
+    }
+    // Show the next slice whose name has the words, wide enough to be read; the number of slices that have them.
+    find(words, next) {
+      this.words = words.toLowerCase();
+      const hits = [];
+      for (const one of this.words ? this.strips : []) {
+        one.slices ??= slicesOf(one.strip);
+        const [shift, span] = [Number(one.strip.dataset.shift), Number(one.strip.dataset.span)];
+        for (const [start, length, label] of one.slices)
+          if (label.toLowerCase().includes(this.words)) hits.push([(shift + start) / span, length / span, one.strip]);
+      }
+      hits.sort((a, b) => a[0] - b[0]);
+      this.hit = next ? ((this.hit ?? -1) + 1) % (hits.length || 1) : undefined;
+      if (next && hits.length) {
+        const [x, wide, strip] = hits[this.hit];
+        this.zoom(Math.max(this.times, Math.min(64, 80 / (wide * (this.element.clientWidth - this.names) || 1))));
+        this.element.scrollLeft = x * (this.inner.clientWidth - this.names) - this.element.clientWidth / 3;
+        strip.scrollIntoView({ block: "nearest", inline: "nearest" });
+      }
+      this.later();
+      return hits.length;
+    }
+  }
+  const timelines = new Map(all(".lanes").map((element) => [element, new Lanes(element)]));
+  for (const radio of all("input[name=zoom]"))
+    radio.addEventListener("change", () => { for (const lanes of timelines.values()) lanes.zoom(Number(radio.value)); });
   for (const link of all("a[data-times]"))
     link.addEventListener("click", (event) => {
       event.preventDefault();
-      const lanes = link.closest(".drawn-step").querySelector(".lanes");
-      widen(lanes, Number(link.dataset.times));
-      for (const radio of all("input[name=zoom]")) radio.checked = false;
-      const mark = document.getElementById(link.hash.slice(1));
-      const names = lanes.querySelector(".lane-name").getBoundingClientRect().width;
-      lanes.scrollLeft += mark.getBoundingClientRect().left - lanes.getBoundingClientRect().left - names - 12;
-      mark.focus({ preventScroll: true });
+      const element = link.closest(".drawn-step").querySelector(".lanes");
+      const lanes = timelines.get(element);
+      const mark = document.getElementById(link.hash.slice(1)) ?? lanes.strips.flatMap((one) => one.drawn).find((node) => node.id === link.hash.slice(1));
+      const x = parseFloat(mark.querySelector("rect").getAttribute("x")) / 100;
+      lanes.zoom(Number(link.dataset.times));
+      element.scrollLeft = x * (lanes.inner.clientWidth - lanes.names) - 12;
+      element.focus({ preventScroll: true });
     });
+  const finder = document.querySelector(".finder");
+  if (finder) {
+    finder.hidden = false;
+    const input = finder.querySelector("input");
+    const told = finder.querySelector("[role=status]");
+    const search = (next) => {
+      const counts = [...timelines.values()].filter((lanes) => lanes.element.offsetParent).map((lanes) => lanes.find(input.value, next));
+      told.textContent = input.value ? `${show.count(counts.reduce((sum, one) => sum + one, 0))} found` : "";
+    };
+    input.addEventListener("input", () => search(false));
+    input.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); search(true); } });
+  }
+
+  // The icicle: a click or Enter makes a part as wide as the page, the path above it leads back.
+  for (const icicle of all(".icicles")) {
+    const marks = all(".mark", icicle).map((mark) => {
+      const rect = mark.firstElementChild;
+      return { mark, rect, level: mark.parentElement, x: parseFloat(rect.getAttribute("x")), wide: parseFloat(rect.getAttribute("width")), look: mark.getAttribute("class") };
+    });
+    const levels = [...icicle.children];
+    const crumbs = document.createElement("p");
+    crumbs.className = "crumbs";
+    icicle.before(crumbs);
+    const show_part = (part) => {
+      const [from, wide] = part ? [part.x, part.wide] : [0, 100];
+      for (const one of marks) {
+        const [begin, end] = [Math.max(one.x, from), Math.min(one.x + one.wide, from + wide)];
+        const inside = end - begin > 1e-6;
+        one.mark.style.display = inside ? "" : "none";
+        if (!inside) continue;
+        const [x, width] = [((begin - from) / wide) * 100, ((end - begin) / wide) * 100];
+        one.rect.setAttribute("x", `${x}%`);
+        one.rect.setAttribute("width", `${width}%`);
+        let text = one.mark.querySelector("text");
+        const fits = (width / 100) * icicle.clientWidth > one.mark.dataset.name.length * LETTER;
+        if (fits && !text) {
+          text = svg("text", { y: "50%", dy: "0.35em", "text-anchor": "middle" });
+          text.textContent = one.mark.dataset.name;
+          one.mark.append(text);
+        }
+        if (!text) continue;
+        text.setAttribute("x", `${x + width / 2}%`);
+        text.style.display = fits ? "" : "none";
+      }
+      const path = part ? marks.filter((one) => levels.indexOf(one.level) <= levels.indexOf(part.level) && one.x <= part.x + 1e-3 && one.x + one.wide >= part.x + part.wide - 1e-3) : [];
+      crumbs.replaceChildren();
+      for (const [name, target] of part ? [["all", null], ...path.map((one) => [one.mark.dataset.name, one])] : []) {
+        const button = document.createElement("button");
+        Object.assign(button, { type: "button", textContent: shortened(name, 40) });
+        button.addEventListener("click", () => show_part(target));
+        crumbs.append(button);
+      }
+    };
+    for (const one of marks) {
+      one.mark.addEventListener("click", () => show_part(one));
+      one.mark.addEventListener("keydown", (event) => { if (event.key === "Enter") show_part(one); });
+    }
+    icicle.addEventListener("keydown", (event) => { if (event.key === "Escape") show_part(null); });
+  }
 
   const theme = document.getElementById("theme");
   const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
