@@ -22,6 +22,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WORK_UNKNOWN, RankRow, Wor
 from stepgrade.model.scorecard import UNGRADED, Baseline, DeviceUse, Finding, Scorecard, StepStats
 from stepgrade.model.step_log import StepLog
 from stepgrade.readers.source import PathLike
+from stepgrade.replay.promises import Promises
 from stepgrade.scoring.causes import (
     Verdict,
     bottleneck_of_ledger,
@@ -146,7 +147,9 @@ def _examine(
     operations = operations_of_step(profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     device_work, device_ledger = work_of(profile, operations, limits), Ledger.of(profile.ledger)
-    causes = rank_causes(profile, times, ledger := device_ledger or phases.ledger, device_work)
+    ledger = device_ledger or phases.ledger
+    promises = Promises(profile, ledger, times.typical_ms)
+    causes = rank_causes(profile, times, ledger, device_work, promises)
     if device_ledger:
         verdict = bottleneck_of_ledger(profile, device_ledger, causes, device_work, limits)
     else:
@@ -160,6 +163,7 @@ def _examine(
         phases=phases,
         efficiency=efficiency,
         verdict=verdict,
+        promises=promises,
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
         ledger=ledger,
@@ -181,7 +185,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     target, limits, summaries = options.target, settings.limits, layer_summaries(profile)
     context, ratio_note = _examine(profile, times, options, summaries, limits)
     efficiency, operations, verdict = context.efficiency, context.operations, context.verdict
-    found = findings(context, settings.ignored_rules)
+    found, together = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, context.ledger)
     if profile.ledger and context.ledger and context.device_work and work_gains_more(found):
         verdict = prefer_work(verdict, profile, context.ledger, context.device_work, limits)
@@ -222,6 +226,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         pipeline=profile.links.pipeline if profile.links else None,
         experts=profile.links.experts if profile.links else (),
         findings=found,
+        together=together,
         memory=context.memory,
         roofs=roofs_over(profile, target),
         fingerprint=fingerprint_of(profile, options),

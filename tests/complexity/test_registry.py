@@ -25,7 +25,17 @@ WITHOUT_INPUT = {
 def test_every_reader_and_analysis_is_covered() -> None:
     found = {
         path.relative_to(SOURCE).with_suffix("").as_posix()
-        for room in ("loading", "readers", "timeline", "costs", "ranks", "trace", "whatif", "compare")
+        for room in (
+            "loading",
+            "readers",
+            "timeline",
+            "costs",
+            "ranks",
+            "trace",
+            "replay",
+            "whatif",
+            "compare",
+        )
         for path in (SOURCE / room).rglob("*.py")
         if path.name != "__init__.py"
     }

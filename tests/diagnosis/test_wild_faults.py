@@ -139,7 +139,11 @@ def test_the_bottleneck_is_named_and_what_would_remain_without_it(name: str, fau
     assert card.bottleneck == BOTTLENECKS[fault]
     (cause,) = [cause for cause in card.causes if cause.bottleneck == card.bottleneck]
     assert cause.share > 0.15
-    assert cause.remaining_ms == pytest.approx((card.step_time_ms or 0.0) * (1.0 - cause.share))
+    left_ms = (card.step_time_ms or 0.0) * (1.0 - cause.share)
+    if cause.gain_by == "replay":  # something else may limit the step then
+        assert cause.remaining_ms == pytest.approx(left_ms, abs=0.2 * (card.step_time_ms or 0.0))
+    else:
+        assert cause.remaining_ms == pytest.approx(left_ms)
 
 
 def test_an_optimizer_on_the_processor_is_not_taken_for_chains_of_the_model() -> None:

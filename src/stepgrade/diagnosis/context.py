@@ -18,6 +18,7 @@ from stepgrade.model.memory import Memory
 from stepgrade.model.operations import Operation
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import Cause, Severity
+from stepgrade.replay.promises import Promises
 from stepgrade.scoring.causes import Verdict, Work
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.goodput import WallLedger
@@ -68,6 +69,7 @@ class RuleContext(Struct, frozen=True, kw_only=True, dict=True):
     phases: PhasesOfStep
     efficiency: Efficiency
     verdict: Verdict
+    promises: Promises
     ratio: float | None
     slow_layers: tuple[SlowLayer, ...]
     ledger: Ledger | None = None

@@ -12,7 +12,9 @@ from msgspec import Struct, structs
 
 from stepgrade.diagnosis.context import LIKE_CUDA, RuleContext, Runtime
 from stepgrade.model.activity import HostLine
+from stepgrade.model.ledger import ACCOUNTS, ALL_ACCOUNTS
 from stepgrade.model.scorecard import Finding, Severity
+from stepgrade.replay.promises import Promise
 from stepgrade.units import show_count, show_ms, show_share
 
 Evidence = dict[str, float | str | None]  # of a rule; None is left out of its finding
@@ -38,6 +40,7 @@ class Worth(NamedTuple):
     accounts: str  # joined by +
     realistic: float
     because: str
+    change: str = ""  # the parts of a replay that it changes, joined by +; by default those of the accounts
 
 
 class Remedy(NamedTuple):
@@ -144,6 +147,17 @@ class Rule(Struct, frozen=True, kw_only=True):
             account=self.worth.accounts if self.worth else None,
             warning=found.warning,
         )
+
+    def promise(self, context: RuleContext, finding: Finding) -> Promise | None:
+        """Return what a fix gains by the replay, else by the ledger; None if it costs no time by itself."""
+        if self.worth is None or finding.gain_high <= 0.0:
+            return None
+        accounts, held = self.worth.accounts, finding.gain_high
+        if context.ledger is None or (accounts == ALL_ACCOUNTS and not self.worth.change):
+            return Promise(finding.gain_low, held, "measured", held=held, accounts=frozenset(ACCOUNTS))
+        named = finding.evidence.get("operation")
+        change = named if accounts == "compute" and not self.worth.change and named else self.worth.change
+        return context.promises.promise(accounts.split("+"), held, self.worth.realistic, str(change))
 
     def remedy(self, context: RuleContext, found: Found) -> str:
         """Return the first remedy that can be followed in this run; empty if there is none."""

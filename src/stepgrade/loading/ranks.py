@@ -33,7 +33,7 @@ from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
 from stepgrade.trace.profile import analyse_rank
 
-SCHEMA = 7  # of what a worker sends and a cache keeps; increase it when a field changes
+SCHEMA = 8  # of what a worker sends and a cache keeps; increase it when a field changes
 # Below this a pool takes longer to start than the files take to read.
 LEAST_BYTES_FOR_POOL = 8 << 20
 # What reading a file takes at most, of its size: text in memory, and its events in columns beside it.

@@ -18,6 +18,7 @@ class Account(Struct, frozen=True, kw_only=True):
     cause: str | None = None  # the bottleneck that its time counts as; None where scoring splits it
     gap: str | None = None  # its part of the gap between two runs; None where parity splits it
     late: str | None = None  # why a rank is late that has more of it than the others
+    part: str | None = None  # of a replayed step, that its fixes change
     takes_all_ranks: bool = False  # one rank alone does not show it: its time is in the account before
 
 
@@ -34,6 +35,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             charged="compute runs, alone or with other work",
             colour="c-compute",
             late="it computes longer",
+            part="compute",
         ),
     ] = None
     exposed_communication: Annotated[
@@ -43,6 +45,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             charged="it communicates and computes nothing",
             colour="c-comm",
             cause="communication",
+            part="communication",
         ),
     ] = None
     wait_ranks: Annotated[
@@ -54,6 +57,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             cause="straggler",
             gap="waiting for other ranks",
             takes_all_ranks=True,
+            part="stragglers",
         ),
     ] = None
     exposed_copy: Annotated[
@@ -65,6 +69,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             cause="transfer",
             gap="copies between host and device",
             late="it copies more",
+            part="copies",
         ),
     ] = None
     idle_input: Annotated[
@@ -77,6 +82,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             cause="input",
             gap="waiting for input",
             late="it waits for input",
+            part="input",
         ),
     ] = None
     idle_host: Annotated[
@@ -88,6 +94,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             label_colour="on-light",
             cause="launch",
             late="its host launches late",
+            part="host",
         ),
     ] = None
     idle_sync: Annotated[
@@ -99,6 +106,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
             cause="host",
             gap="waiting in synchronisation",
             late="its host waits for the device more often",
+            part="sync",
         ),
     ] = None
     unattributed: Annotated[

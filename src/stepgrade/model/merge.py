@@ -358,6 +358,7 @@ PROFILE: dict[str, Policies] = {
     "hang": (first_known, _OfSlowest, first),
     "recorded": (first, _OfSlowest, first),
     "views": (GIVEN, _OfSlowest, first),
+    "steps_to_replay": (GIVEN, first, first),
     "typical_step": (GIVEN, _OfSlowest, GIVEN),
     "contents": (_Contents, _OfSlowest, GIVEN),
     "notes": (

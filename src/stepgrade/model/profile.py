@@ -92,6 +92,14 @@ class Recorded(Struct, frozen=True, kw_only=True):
     precision: str | None = None
 
 
+class RecordedStep(Struct, frozen=True, kw_only=True):
+    """One step of one rank as a graph of what waited for what, packed, to be replayed with changes."""
+
+    number: int
+    edges: int
+    packed: bytes
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """One run: its steps, and where their time went. `operations` are those outside any layer."""
 
@@ -134,6 +142,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     hang: Hang | None = None  # of a run that stands still
     recorded: Recorded | None = None
     views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; of many ranks the first
+    steps_to_replay: tuple[
+        RecordedStep, ...
+    ] = ()  # of each rank, those that all have; the first choice first
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[Note, ...] = ()

@@ -26,12 +26,16 @@ from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
 
 Severity = Literal["info", "warning", "critical"]
+# By the replay of steps with the change, by what the ledger holds, or as the run itself lost it.
+GainBasis = Literal["replay", "ledger", "measured"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
     """One thing worth knowing about a run; gains are shares of the step (0 to 1).
 
-    `gain_high` is what the ledger holds of it, `gain_low` what is realistic and `gain_basis` says why.
+    `gain_low` is what a realistic fix brings and `gain_basis` says why, `gain_high` what an ideal one does:
+    by `gain_by`, the replay of the step with `change`, or what the ledger holds. `next_limit` is what holds
+    the step then.
     `consequences` are claims of rules that saw the same cause from another side. `where` is the line of the
     user's Python code ("file.py:12") that the time goes to, where the source recorded stacks.
     """
@@ -50,6 +54,20 @@ class Finding(Struct, frozen=True, kw_only=True):
     consequences: tuple[str, ...] = ()
     warning: str | None = None  # the code of the warning about the source that it repeats
     where: str | None = None
+    change: tuple[str, ...] = ()  # the ideal fix, as questions to the replay
+    gain_by: GainBasis | None = None
+    next_limit: str | None = None
+
+
+class JointGain(Struct, frozen=True, kw_only=True):
+    """What the first fixes bring together; findings that fix the same time are not added up."""
+
+    rules: tuple[str, ...]
+    gain_low: float
+    gain_high: float
+    gain_by: GainBasis
+    step_ms: float | None  # then, at best
+    next_limit: str | None = None
 
 
 class Fingerprint(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,6 +106,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     share: float
     remaining_ms: float | None
     evidence: str
+    gain_by: GainBasis | None = None  # what `remaining_ms` is known by
 
 
 class Arithmetic(Struct, frozen=True, kw_only=True):
@@ -190,6 +209,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
     pipeline: PipelineUse | None = None
     experts: tuple[ExpertUse, ...] = ()
     findings: tuple[Finding, ...] = ()
+    together: JointGain | None = None  # of the first fixes, where there are several
     baseline: str | None = None
     differences: tuple[Note, ...] = ()  # from the baseline; unless allowed, nothing is compared
     compared: tuple[str, ...] = ()

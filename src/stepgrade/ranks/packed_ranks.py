@@ -19,7 +19,7 @@ from stepgrade.costs.call_costs import MOST_SHAPES, add_shapes
 from stepgrade.decoding import from_msgpack
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.operations import KernelRow, LayerStep, ModuleStep, Operation, ShapeRow, Span
-from stepgrade.model.profile import Profile
+from stepgrade.model.profile import Profile, RecordedStep
 from stepgrade.model.step_view import StepView
 from stepgrade.ranks.collectives import Arrivals
 from stepgrade.timeline.intervals import NOTHING, Spans
@@ -33,6 +33,8 @@ _MOST_PLANS = 256  # that are kept; ranks of one run need a few
 _LAYERS = tuple[LayerStep, ...]
 _MODULES = tuple[ModuleStep, ...]
 _VIEWS = tuple[StepView, ...]
+_RECORDED = tuple[RecordedStep, ...]
+_APART = ("operations", "layers", "modules", "views", "steps_to_replay")  # packed on their own
 _RowKey = tuple[str | None, bool, bool]  # the shape, and whether FLOPs and bytes are known
 Known = TypeVar("Known")
 
@@ -220,6 +222,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
     layers: bytes  # packed, as the next two: a run shows those of one or few ranks
     modules: bytes
     views: bytes
+    steps_to_replay: bytes
     program: bytes  # packed: its collectives without their times, which most ranks have in common
     times: bytes  # start and duration of each, in zlib
     alone: bytes  # when it communicates and does nothing else
@@ -236,11 +239,14 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             host=rank.host,
             files=rank.files,
             world_size=rank.world_size,
-            body=pack(structs.replace(profile, operations=(), layers=(), modules=(), views=())),
+            body=pack(
+                structs.replace(profile, operations=(), layers=(), modules=(), views=(), steps_to_replay=())
+            ),
             operations=PackedOperations.of(profile.operations),
             layers=pack(profile.layers),
             modules=pack(profile.modules),
             views=pack(profile.views),
+            steps_to_replay=pack(profile.steps_to_replay),
             program=pack(structs.replace(arrivals, start_ns=b"", dur_ns=b"")),
             times=zlib.compress(arrivals.start_ns + arrivals.dur_ns, FAST),
             alone=rank.alone,
@@ -264,6 +270,10 @@ class PackedRank(Struct, frozen=True, kw_only=True):
         """Return its drawn steps."""
         return _unpack(self.views, _VIEWS)
 
+    def recorded(self) -> tuple[RecordedStep, ...]:
+        """Return its steps that can be replayed."""
+        return _unpack(self.steps_to_replay, _RECORDED)
+
     def arrivals(self, programs: dict[bytes, Arrivals]) -> Arrivals:
         """Return its collectives; `programs` holds those of earlier ranks, and gets this one's."""
         program = programs.get(self.program)
@@ -280,6 +290,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
                 self.lean(layers=True, modules=True),
                 operations=self.operations.unpacked(),
                 views=self.drawn(),
+                steps_to_replay=self.recorded(),
             ),
             rank=self.rank,
             base_ns=self.base_ns,

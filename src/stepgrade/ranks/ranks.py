@@ -15,7 +15,7 @@ from stepgrade.model.ledger import ACCOUNTS, Ledger, account_words
 from stepgrade.model.merge import ProfileMerge
 from stepgrade.model.notes import Note, by_weight
 from stepgrade.model.operations import LayerStep, Operation, Span
-from stepgrade.model.profile import PhaseShare, Profile, RankRow, Source
+from stepgrade.model.profile import PhaseShare, Profile, RankRow, RecordedStep, Source
 from stepgrade.model.ranks import Communication, PipelineUse, StageRow, notes_of
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.ranks.collectives import Arrivals
@@ -29,6 +29,7 @@ from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
 Part = TypeVar("Part", PhaseShare, Operation)
+MOST_EDGES = 1_000_000  # of a step that is replayed, of all its ranks: seconds for each question
 MOST_VIEWS = 32  # ranks whose steps are drawn
 MOST_WAITS = 12  # of a rank that are drawn
 LEAST_WAIT_SHARE = 0.002  # of a step: what is shorter cannot be seen
@@ -184,6 +185,7 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
     file_index = {file: index for index, file in enumerate(files)}
     merge, operations, matching = ProfileMerge("ranks"), MeanOperations(len(ranks)), Matching()
     lines, views, programs = {}, list[StepView](), dict[bytes, Arrivals]()
+    recorded: dict[int, list[RecordedStep]] | None = {}
     first = next(iter(by_number.values())).packed().lean(layers=False, modules=False)
     has_layers = has_modules = False  # of the first rank that has any; the others' are not unpacked
     for number, rank in by_number.items():
@@ -192,6 +194,10 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
         has_layers, has_modules = has_layers or bool(profile.layers), has_modules or bool(profile.modules)
         if len({view.rank for view in views}) < MOST_VIEWS:
             views += [structs.replace(view, rank=number) for view in packed.drawn()]
+        if recorded is not None:
+            for step in packed.recorded():
+                recorded.setdefault(step.number, []).append(step)
+            recorded = recorded if _smallest(recorded) <= MOST_EDGES else None
         merge.add(profile, number)
         operations.add(packed.operations, profile.steps, file_index[profile.source.files[0]])
         matching.add(number, packed.arrivals(programs))
@@ -220,6 +226,9 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
         views=tuple(_draw_steps(views, matching, across)),
+        steps_to_replay=tuple(
+            step for steps in (recorded or {}).values() for step in steps if len(steps) == len(ranks)
+        ),
         operations=operations.result(),
         typical_step=in_file(first.typical_step, first, file_index),
         ledger=Ledger.sum(ledgers) if ledgers else None,
@@ -236,6 +245,11 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
         notes=(*across.notes, *(notes_of(many) if many else ()), *merged.notes),
         warnings=by_weight([*warnings, *merged.warnings]),
     )
+
+
+def _smallest(recorded: Mapping[int, Sequence[RecordedStep]]) -> int:
+    """Return how many edges the smallest step has, of all ranks so far."""
+    return min((sum(step.edges for step in steps) for steps in recorded.values()), default=0)
 
 
 def in_file(span: Span | None, profile: Profile, file_index: Mapping[str, int]) -> Span | None:

@@ -14,6 +14,7 @@ from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.operations import Operation
 from stepgrade.model.scorecard import UNKNOWN, Cause
 from stepgrade.naming.work_class import RANDOM
+from stepgrade.replay.promises import Promises
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
@@ -87,6 +88,8 @@ _SIDES = {
     Bottleneck.HOST: Bottleneck.LAUNCH,
     Bottleneck.STRAGGLER: Bottleneck.COMMUNICATION,
 }
+# The parts of a replay that the fix of a wait changes, beyond those of its accounts.
+_FIXES = {Bottleneck.HOST: "stalls+sync"}
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = ("gemm", "convolution", "attention")
@@ -203,10 +206,13 @@ def _is_random(op: Operation) -> bool:
     return RANDOM.match(op.name) is not None
 
 
-def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work) -> tuple[Cause, ...]:
+def rank_causes(
+    profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work, promises: Promises
+) -> tuple[Cause, ...]:
     """Return what a step's time goes to, the largest share first; the shares add up to 1.
 
-    `ledger` is that of the device's timeline if the profile has one, else that of the phases.
+    `ledger` is that of the device's timeline if the profile has one, else that of the phases. `promises` tell
+    the step without each wait, as they do for findings.
     """
     if ledger is None:
         return ()
@@ -233,18 +239,25 @@ def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: 
             Bottleneck.UNKNOWN: ledger.compute or 0.0,
         }
         words, start = _PHASE_WORDS, "{share} of the step goes to"
-    causes = [
-        Cause(
-            bottleneck=name.value,
-            share=share,
-            remaining_ms=None
-            if times.typical_ms is None or share >= _ALL_OF_IT
-            else times.typical_ms * (1.0 - share),
-            evidence=f"{start.format(share=show_share(share))} {words[name]}",
+    causes = []
+    for name, share in shares.items():
+        if share <= LEAST_SHARE:
+            continue
+        accounts = [account for account, row in ACCOUNTS.items() if row.cause == name.value]
+        is_wait = name not in _WORK and accounts
+        gain = promises.promise(accounts, share, change=_FIXES.get(name, "")) if is_wait else None
+        is_all = share >= _ALL_OF_IT or times.typical_ms is None
+        causes.append(
+            Cause(
+                bottleneck=name.value,
+                share=share,
+                remaining_ms=None
+                if is_all or times.typical_ms is None
+                else times.typical_ms * (1.0 - (gain.high if gain else share)),
+                evidence=f"{start.format(share=show_share(share))} {words[name]}",
+                gain_by=None if is_all else gain.by if gain else "ledger",
+            )
         )
-        for name, share in shares.items()
-        if share > LEAST_SHARE
-    ]
     return tuple(sorted(causes, key=lambda cause: -cause.share))
 
 

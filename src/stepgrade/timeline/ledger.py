@@ -56,6 +56,7 @@ DRAINED = 0.02  # of a step: that much of earlier work may still run when the ho
 COMPILING_SHARE = 0.05  # of a step, for it to be no steady one
 # Launch to start takes 5 to 20 microseconds on an idle device; more than this is not the launch.
 DISPATCH_NS = 100_000
+_STALL_NS, _STALL_SHARE, _LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
 HOST_COPIES = (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER)
 
 
@@ -302,6 +303,11 @@ def find_host_state(trace: Trace, links: Links, steps: HostSteps) -> HostState:
         fetching=iv.covered_by(trace.ranges, loads),
         waiting=iv.covered_by(trace.calls, waiting_calls(trace, links, steps)),
     )
+
+
+def stall_from_ns(step_ns: float) -> float:
+    """Return the length from which a gap in a step of this length is more than a launch."""
+    return min(_STALL_NS, max(_LONGEST_LAUNCH_NS, _STALL_SHARE * step_ns))
 
 
 def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:

@@ -33,7 +33,7 @@ from stepgrade.naming.torch_names import (
 from stepgrade.naming.work_class import MATMULS, RANDOM, WorkClass
 from stepgrade.ranks.collectives import communication_by_purpose, tally_collectives
 from stepgrade.timeline import intervals as iv
-from stepgrade.timeline.ledger import HOST_COPIES, LedgerSpans, waiting_calls
+from stepgrade.timeline.ledger import HOST_COPIES, LedgerSpans, stall_from_ns, waiting_calls
 from stepgrade.timeline.links import NO_FRAMES, OP, nearest, pick
 from stepgrade.timeline.steps import outermost_operations, steps_of
 from stepgrade.timeline.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Pieces, Timeline
@@ -51,7 +51,6 @@ from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
 # nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
-STALL_NS, STALL_SHARE, LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
 # A first launch loads its kernel, a first allocation makes the context: milliseconds to seconds.
 SETS_UP = re.compile(
     r"^(cu|hip)\w*(Launch|Malloc|HostAlloc|Module|LibraryLoad|Create|Init|SetDevice|GetDevice|FuncGet|Occupancy)"
@@ -238,7 +237,7 @@ def stall_ns(timeline: Timeline) -> float:
     """Return the length from which a gap is more than a launch: the host did something else."""
     windows = timeline.windows
     step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
-    return min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
+    return stall_from_ns(step_ns)
 
 
 def _is_kernel(timeline: Timeline, pieces: Pieces) -> Mask:

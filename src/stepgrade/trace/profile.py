@@ -19,6 +19,7 @@ from stepgrade.naming.torch_names import LAUNCH_CALL, QUEUE_FULL, named
 from stepgrade.ranks.collectives import collectives_of_rank, find_arrivals
 from stepgrade.ranks.packed_ranks import RankProfile, RankStep, pack_spans
 from stepgrade.ranks.ranks import merge_ranks
+from stepgrade.replay.packed import record_steps
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.intervals import NOTHING, Spans
 from stepgrade.timeline.ledger import StepMark
@@ -112,6 +113,7 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         layers=layers.times,
         modules=modules,
         views=view_steps(timeline, pieces),
+        steps_to_replay=record_steps(timeline, pieces, arrivals),
         operations=placed,
         typical_step=Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
         if typical

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
-import numpy as np
 from msgspec import Struct
 
 from stepgrade.contract import Grade
-from stepgrade.errors import BadOption, NotMeasured
+from stepgrade.errors import BadOption
 from stepgrade.grading import score
 from stepgrade.hardware.setup import Setup
 from stepgrade.loading import traces_given
-from stepgrade.model import Note, Source
+from stepgrade.model import Note, Profile, Source
 from stepgrade.model.events import Trace
 from stepgrade.model.notes import Result
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.ranks.packed_ranks import RankProfile
-from stepgrade.ranks.ranks import join_recordings, merge_ranks
 from stepgrade.readers.source import PathLike
-from stepgrade.timeline.timeline import Timeline, build_timeline, find_pieces
-from stepgrade.trace.profile import analyse_timeline
-from stepgrade.units import NS_PER_MS, show_ms, show_share
-from stepgrade.whatif.graph import Edge, StepGraph, graph_of_rank, join_ranks
-from stepgrade.whatif.replay import (
+from stepgrade.replay.replayer import (
     COMMUNICATION,
     LAUNCHES,
     LINK,
@@ -36,17 +27,16 @@ from stepgrade.whatif.replay import (
     SYNC,
     AssumedChange,
     ReplayedStep,
-    Replayer,
     apply,
     longest_operations,
 )
+from stepgrade.replay.run import ReplayedRun
+from stepgrade.trace.profile import profile_of_traces
+from stepgrade.units import NS_PER_MS, show_share
 
-_MOST_OFF = 0.05  # of the measured step: a replay that is further off gives no answer
 _WORTH_TRYING = 0.01  # of the step, for a change that was not asked for
 _OPERATIONS_TRIED = 4
 _PARTS = 4
-_MOST_STEPS = 8
-_MOST_EDGES = 200_000  # of all replayed steps: a second for each question
 _NEGLIGIBLE_OFF = 0.001  # of the measured step
 
 
@@ -96,7 +86,7 @@ class WhatIf(Result, frozen=True, kw_only=True):
 
 
 def what_if(
-    run: PathLike | Iterable[Trace],
+    run: PathLike | Iterable[Trace] | Profile,
     changes: Sequence[AssumedChange] = (),
     *,
     setup: Setup | None = None,
@@ -108,132 +98,21 @@ def what_if(
     Without changes, promising ones are tried. Raise NotMeasured if the replay of the unchanged step does not
     match the measured time.
     """
-    ranks, graphs = list[RankProfile](), dict[int, list[StepGraph]]()
-    problem: NotMeasured | None = None
-    with traces_given(run) as traces:
-        for trace in traces:
-            timeline = build_timeline(trace)
-            pieces = find_pieces(timeline)
-            is_first = not ranks
-            ranks.append(analyse_timeline(timeline, pieces))
-            for number in _typical_steps(timeline) if is_first else list(graphs):
-                if not is_first and number not in timeline.steps.number:
-                    continue  # another recording of a rank may lack the step
-                try:
-                    graph = graph_of_rank(timeline, pieces, ranks[-1].arrivals, number)
-                except NotMeasured as error:
-                    problem = error
-                    graphs.pop(number, None)
-                else:
-                    graphs.setdefault(number, []).append(graph)
-            if problem is not None and not graphs:
-                raise problem
-    profile = merge_ranks(join_recordings(ranks))
+    if isinstance(run, Profile):
+        profile = run
+    else:
+        with traces_given(run) as traces:
+            profile = profile_of_traces(traces)
+    replayed = ReplayedRun(profile)
     card = score(profile, setup=setup, tokens_per_step=tokens_per_step, work=work)
-    most = max(map(len, graphs.values()))
-    return _Question([join_ranks(found) for found in graphs.values() if len(found) == most], card).answer(
-        changes
-    )
-
-
-def _typical_steps(timeline: Timeline) -> list[int]:
-    """Return the numbers of the steady steps nearest to the median, on the device and on the host."""
-    steady = np.flatnonzero(timeline.windows.steady & (timeline.windows.dur_ns > 0))
-    if not len(steady):
-        raise NotMeasured("no steady step to replay", where=timeline.trace.file)
-    steps = timeline.steps
-    off = np.zeros(len(steady))
-    for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
-        off += np.abs(dur_ns / max(float(np.median(dur_ns)), 1.0) - 1.0)
-    nearest = steady[np.argsort(off, kind="stable")[:_MOST_STEPS]]
-    found: list[int] = steps.number[nearest].tolist()
-    return found
-
-
-class _ChangedReplay(NamedTuple):
-    """A step with changes."""
-
-    as_seen: ReplayedStep  # with the waits that were observed
-    in_order: ReplayedStep  # all streams keep their order
-    affected_ns: int  # time of the changed parts before, per rank
-    does_less: bool  # matrix products were left out
-
-
-class _ReadyStep(NamedTuple):
-    """A step that is ready for questions: its replay reproduces the measured time."""
-
-    graph: StepGraph
-    replayer: Replayer
-    as_seen: ReplayedStep  # with the waits that were observed
-    in_order: ReplayedStep  # all streams keep their order
-    off: float  # share of the measured time
-
-    @classmethod
-    def of(cls, graph: StepGraph, files: Sequence[str]) -> _ReadyStep:
-        """Replay the unchanged step; raise NotMeasured if that does not reproduce it."""
-        replayer = Replayer(graph)
-        lag_ns, measured = graph.edges.lag_ns, graph.measured_ns
-        as_seen = replayer.replay(lag_ns, graph.edges.kind != Edge.ORDER)
-        in_order = replayer.replay(lag_ns, np.ones(len(lag_ns), np.bool_))
-        off = max(abs(replay.step_ns / measured - 1.0) for replay in (as_seen, in_order))
-        if off > _MOST_OFF:
-            raise NotMeasured(
-                f"step {graph.number} took {show_ms(measured / NS_PER_MS)}, and its replay "
-                f"{show_ms(as_seen.step_ns / NS_PER_MS)}: the trace does not show everything it waited for",
-                where=", ".join(files[:3]),
-                hint="record more steps, and the host's calls",
-            )
-        return cls(graph, replayer, as_seen, in_order, off)
-
-    def with_changes(self, changes: tuple[AssumedChange, ...]) -> _ChangedReplay:
-        """Return the changed step; raise BadOption if it has nothing that a change applies to."""
-        if not any(change.what == STRAGGLERS for change in changes):
-            return _replayed(self.graph, self.replayer, changes)
-        if any(change.what == STRAGGLERS and change.speed != math.inf for change in changes):
-            raise BadOption("stragglers cannot be made faster, only removed", field="changes")
-        if not self.graph.apart:
-            hint = "pass the traces of all ranks"
-            raise BadOption("one rank does not show whether others are late", field="changes", hint=hint)
-        # Each rank at its own pace: all are then as fast as the median one.
-        others = tuple(change for change in changes if change.what != STRAGGLERS)
-        found = [_replayed(rank, Replayer(rank), others) for rank in self.graph.apart]
-        found.sort(key=lambda rank: rank.as_seen.step_ns)
-        median = found[len(found) // 2]
-        return median._replace(affected_ns=median.affected_ns + self.graph.waiting_ns)
-
-
-def _replayed(graph: StepGraph, replayer: Replayer, changes: tuple[AssumedChange, ...]) -> _ChangedReplay:
-    changed = apply(graph, changes)
-    seen = changed.kept & (graph.edges.kind != Edge.ORDER)
-    return _ChangedReplay(
-        replayer.replay(changed.lag_ns, seen),
-        replayer.replay(changed.lag_ns, changed.kept),
-        changed.affected_ns,
-        changed.does_less,
-    )
+    return _Question(replayed, card).answer(changes)
 
 
 class _Question:
-    """The steady steps of a run that can be replayed, the typical one first."""
+    """What is asked of a run's replay, and answered with the figures of its card."""
 
-    def __init__(self, graphs: Sequence[StepGraph], card: Scorecard) -> None:
-        self.card, self.steps = card, list[_ReadyStep]()
-        problem: NotMeasured | None = None
-        self.left_out, edges = 0, 0
-        for graph in graphs:
-            edges += len(graph.edges.before)
-            if self.steps and edges > _MOST_EDGES:
-                break
-            try:
-                self.steps.append(_ReadyStep.of(graph, card.source.files))
-            except NotMeasured as error:
-                problem = problem or error
-                self.left_out += 1
-        if problem is not None and not self.steps:
-            raise problem
-        usual = float(np.median([step.graph.measured_ns for step in self.steps]))
-        self.steps.sort(key=lambda step: abs(step.graph.measured_ns - usual))
-        self.graph = self.steps[0].graph
+    def __init__(self, run: ReplayedRun, card: Scorecard) -> None:
+        self.run, self.card, self.graph = run, card, run.graph
 
     def answer(self, changes: Sequence[AssumedChange]) -> WhatIf:
         """Return the step as it is, with each change alone, and with all of them."""
@@ -248,44 +127,22 @@ class _Question:
         return WhatIf(
             source=card.source,
             step=graph.number,
-            steps_replayed=len(self.steps),
+            steps_replayed=len(self.run.steps),
             ranks=graph.ranks,
             step_ms=graph.measured_ns / NS_PER_MS,
-            replayed_ms=self.steps[0].as_seen.step_ns / NS_PER_MS,
+            replayed_ms=self.run.steps[0].as_seen.step_ns / NS_PER_MS,
             throughput_tok_s=card.throughput_tok_s,
             mfu=card.mfu,
             efficiency=card.efficiency,
             grade=None if card.grade == UNGRADED else card.grade,
-            bound=_parts(self.steps[0].as_seen),
+            bound=_parts(self.run.limits(())),
             answers=tuple(answers),
             notes=tuple(self._notes(changes)),
         )
 
     def _with(self, changes: tuple[AssumedChange, ...]) -> ChangedStep:
-        card, step_ms = self.card, self.graph.measured_ns / NS_PER_MS
-        shares, low, high, bounds = list[float](), list[float](), list[float](), list[ReplayedStep]()
-        affected_ns, does_less, problem = list[int](), False, None
-        for step in self.steps:
-            try:
-                changed = step.with_changes(changes)
-            except BadOption as error:  # not every step has such a part
-                problem = problem or error
-                both = 1.0, 1.0
-            else:
-                as_seen, in_order = changed.as_seen, changed.in_order
-                both = as_seen.step_ns / step.as_seen.step_ns, in_order.step_ns / step.in_order.step_ns
-                # Without recorded stream waits, promise no more than is certain.
-                bounds.append(as_seen if step.graph.knows_waits else in_order)
-                affected_ns.append(changed.affected_ns)
-                does_less |= changed.does_less
-            share = both[0] if step.graph.knows_waits else max(both)
-            widened = step.off * abs(1.0 - share)
-            shares.append(share)
-            low.append(min(both) - widened)
-            high.append(max(both) + widened)
-        if problem is not None and not bounds:
-            raise problem
-        share = float(np.average(shares, weights=[step.graph.measured_ns for step in self.steps]))
+        card, step_ms, found = self.card, self.graph.measured_ns / NS_PER_MS, self.run.ask(changes)
+        share, does_less = found.share, found.does_less
         grown = 1.0 / share if share > 0.0 else None
         efficiency = None
         if card.efficiency is not None and grown is not None and not does_less:
@@ -293,16 +150,16 @@ class _Question:
         has_grade = efficiency is not None and efficiency <= 1.0 and card.grade != UNGRADED
         return ChangedStep(
             changes=tuple(map(str, changes)),
-            affected_ms=float(np.median(affected_ns)) / NS_PER_MS,
+            affected_ms=found.affected_ms,
             step_ms=step_ms * share,
-            low_ms=step_ms * max(min(low), 0.0),
-            high_ms=step_ms * max(high),
+            low_ms=step_ms * found.low,
+            high_ms=step_ms * found.high,
             gain=1.0 - share,
             throughput_tok_s=card.throughput_tok_s * grown if card.throughput_tok_s and grown else None,
             mfu=card.mfu * grown if card.mfu is not None and grown and not does_less else None,
             efficiency=efficiency,
             grade=str(Grade.from_efficiency(efficiency)) if efficiency is not None and has_grade else None,
-            bound=_parts(bounds[0]),
+            bound=_parts(self.run.limits(changes)),
         )
 
     def _worth_trying(self) -> list[AssumedChange]:
@@ -338,14 +195,15 @@ class _Question:
                 "the range includes that they keep only the waits that were observed."
             )
             yield Note("no_stream_waits", text)
-        off = max(step.off for step in self.steps)
+        off = max(step.off for step in self.run.steps)
         if off > _NEGLIGIBLE_OFF:
             text = f"The replay of the unchanged step is up to {show_share(off)} off the measured time."
             yield Note("replay_off", text)
-        if self.left_out:
+        if self.run.left_out:
+            every = self.run.left_out + len(self.run.steps)
             text = (
-                f"Left out, of {self.left_out + len(self.steps)} steady steps: {self.left_out}, whose replay "
-                "does not reproduce the measured time. The host ran ahead or fell behind in them."
+                f"Left out, of {every} steady steps: {self.run.left_out}, whose "
+                "replay does not reproduce the measured time. The host ran ahead or fell behind in them."
             )
             yield Note("steps_left_out", text)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 from msgspec import Struct, structs
 
@@ -12,7 +14,7 @@ from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rule import Rule
 from stepgrade.diagnosis.rules import arithmetic, bandwidth, fitness, launch, memory, ranks, run, waits
 from stepgrade.errors import BadConfig
-from stepgrade.model.scorecard import Finding
+from stepgrade.model.scorecard import Finding, JointGain
 
 _WRITTEN = [
     structs.replace(rule, name=name.replace("_", "-"))
@@ -30,6 +32,7 @@ RULES = tuple(rule for rules in AREAS.values() for rule in rules)
 RULE_NAMES = tuple(rule.name for rule in RULES)
 EXPLAINS_SHARE = 0.5  # a cause explains another finding if it accounts for at least half of it
 SAME_SHARE = 0.1
+_FIRST = 3  # fixes whose gain is also told together
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -59,7 +62,14 @@ def settings_from(config: Config) -> Settings:
     return Settings(limits=limits, ignored_rules=frozenset(ignored))
 
 
-def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+class Findings(NamedTuple):
+    """One finding for each cause, and what the first fixes bring together."""
+
+    found: tuple[Finding, ...]
+    together: JointGain | None
+
+
+def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> Findings:
     """Return one finding for each cause, with what other rules saw of it as its consequences.
 
     Doubts about the profile come first, then causes by realistic gain, then remarks.
@@ -69,6 +79,44 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tup
         for rule in RULES
         if rule.name not in ignored and (finding := rule.finding(context)) is not None
     }
+    kept = _one_for_each_cause(found)
+    promises = {
+        name: promise
+        for rule in RULES
+        if (name := rule.name) in kept and (promise := rule.promise(context, kept[name])) is not None
+    }
+    for name, promise in promises.items():
+        kept[name] = structs.replace(
+            kept[name],
+            gain_low=promise.low,
+            gain_high=promise.high,
+            change=tuple(map(str, promise.changes)),
+            gain_by=promise.by,
+            next_limit=promise.next_limit,
+        )
+
+    def order(finding: Finding) -> tuple[bool, bool, float, int]:
+        is_remark = finding.severity == "info"
+        return not _is_doubt(finding), is_remark, -finding.gain_low, _ORDER[finding.severity]
+
+    in_order = tuple(sorted(kept.values(), key=order))
+    first = [one.rule for one in in_order if one.severity != "info" and one.gain_low > 0.0][:_FIRST]
+    if len(first) < 2:
+        return Findings(in_order, None)
+    joint, step_ms = context.promises.together([promises[name] for name in first]), context.times.typical_ms
+    together = JointGain(
+        rules=tuple(first),
+        gain_low=joint.low,
+        gain_high=joint.high,
+        gain_by=joint.by,
+        step_ms=None if step_ms is None else step_ms * (1.0 - joint.high),
+        next_limit=joint.next_limit,
+    )
+    return Findings(in_order, together)
+
+
+def _one_for_each_cause(found: dict[str, Finding]) -> dict[str, Finding]:
+    """Return the findings that no other explains, with what the explained ones saw."""
     causes: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -95,11 +143,7 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tup
             consequences=(*cause.consequences, *claims),
         )
 
-    def order(finding: Finding) -> tuple[bool, bool, float, int]:
-        is_remark = finding.severity == "info"
-        return not _is_doubt(finding), is_remark, -finding.gain_low, _ORDER[finding.severity]
-
-    return tuple(sorted(kept.values(), key=order))
+    return kept
 
 
 def work_gains_more(found: tuple[Finding, ...]) -> bool:

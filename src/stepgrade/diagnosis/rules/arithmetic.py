@@ -57,6 +57,7 @@ def _saved_part(context: RuleContext, now: str, then: str) -> float:
         "compute",
         0.6,
         "Hugging Face measured up to 3x from tf32; memory-bound products gain only their bytes",
+        "gemm+convolution",
     ),
     explains=("tf32-matmuls", "slow-gemm", "slow-attention"),
     sources="PM, TBP, DL, XP, NAI, AL",
@@ -88,7 +89,7 @@ def fp32_matmuls(context: RuleContext) -> Found | None:
     fix_pytorch="Run the forward pass under torch.autocast('cuda', dtype=torch.bfloat16).",
     wrong_when="the model does not converge in 16 bits",
     check="Kernel names say bf16.",
-    worth=Worth("compute", 0.5, "the peak doubles; small products do not reach it"),
+    worth=Worth("compute", 0.5, "the peak doubles; small products do not reach it", "gemm+convolution"),
     sources="XP, HF",
 )
 def tf32_matmuls(context: RuleContext) -> Found | None:
@@ -191,7 +192,9 @@ def unfused_attention(context: RuleContext) -> Found | None:
     fix="Check head size, mask and precision: multiples of 64 in 16 bits are fastest.",
     wrong_when="sequences are mostly padding, whose FLOPs are not done",
     check="Attention reaches the usual share of the peak.",
-    worth=Worth("compute", 0.5, "the usual shares are what other runs reach, not what this shape can"),
+    worth=Worth(
+        "compute", 0.5, "the usual shares are what other runs reach, not what this shape can", "attention"
+    ),
     sources="TL",
 )
 def slow_attention(context: RuleContext) -> Found | None:
@@ -258,7 +261,7 @@ def _is_memory_bound(context: RuleContext, gemm: GemmTally) -> bool | None:
     fix="Pad the vocabulary to a multiple of 64 (50257 to 50304); the padding is never predicted.",
     wrong_when="the checkpoint's vocabulary is fixed",
     check="The vocabulary is a multiple of 64 and the output layer takes less time.",
-    worth=Worth("compute", 0.4, "nanoGPT measured about 25 % on its output layer"),
+    worth=Worth("compute", 0.4, "nanoGPT measured about 25 % on its output layer", "gemm"),
     explains=("misaligned-gemm",),
     sources="HF, PM",
 )
@@ -288,7 +291,7 @@ def odd_vocabulary(context: RuleContext) -> Found | None:
     fix="Pad to a multiple of 8, better 64: hidden sizes, vocabulary, sequence length in attention.",
     wrong_when="the kernel pads internally (its name still says align8)",
     check="All dimensions are multiples of 8 and the product takes less time.",
-    worth=Worth("compute", 0.4, "aligned products measured up to twice as fast, most of them less"),
+    worth=Worth("compute", 0.4, "aligned products measured up to twice as fast, most of them less", "gemm"),
     sources="PM, TG, HF",
 )
 def misaligned_gemm(context: RuleContext) -> Found | None:
@@ -347,7 +350,7 @@ def tiny_gemms(context: RuleContext) -> Found | None:
     ),
     wrong_when="the device is wrong, or its stated peak assumes sparsity",
     check="The product reaches the published achievable rate.",
-    worth=Worth("compute", 0.4, "published achievable rates are 50 to 87 % of the peak"),
+    worth=Worth("compute", 0.4, "published achievable rates are 50 to 87 % of the peak", "gemm"),
     sources="TL, GPF, ME",
 )
 def slow_gemm(context: RuleContext) -> Found | None:
@@ -378,7 +381,7 @@ def slow_gemm(context: RuleContext) -> Found | None:
     fix="Use more rows per product: a larger batch, packed sequences, merged projections (one qkv product).",
     wrong_when="the weights stay in cache",
     check="The product has more rows and takes the same time.",
-    worth=Worth("compute", 0.4, "more rows share each read of the weights; activations still grow"),
+    worth=Worth("compute", 0.4, "more rows share each read of the weights; activations still grow", "gemm"),
     sources="TL",
 )
 def memory_bound_gemm(context: RuleContext) -> Found | None:

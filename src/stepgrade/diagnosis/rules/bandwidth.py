@@ -85,7 +85,7 @@ def single_tensor_optimizer(context: RuleContext, seen: OptimizerTally) -> Found
     "(FSDP, ZeRO-1).",
     wrong_when="the batch is small for the model",
     check="The optimizer's phase shrinks.",
-    worth=Worth("compute", 0.4, "a fused update still reads and writes its whole state once"),
+    worth=Worth("compute", 0.4, "a fused update still reads and writes its whole state once", "optimizer"),
     sources="HF, PM",
 )
 def heavy_optimizer(context: RuleContext) -> Found | None:
@@ -135,6 +135,7 @@ zero_grad_fills = optimizer_rule(
         "compute",
         0.5,
         "fusing n operations saves up to n - 1 of n passes over memory; two thirds is usual",
+        "elementwise",
     ),
     explains=("fragmented-elementwise", "hand-written-norm", "slow-elementwise"),
     sources="XP, ME, TG",
@@ -182,7 +183,7 @@ fragmented_elementwise = elementwise_rule(
     fix="Check its sizes and strides: broadcasting, transposed or unaligned inputs, or too little work.",
     wrong_when="tensors stay in cache, or the launch dominates",
     check="The operation reaches 70 % of the bandwidth.",
-    worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth"),
+    worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth", "elementwise"),
     sources="TL",
 )
 def slow_elementwise(context: RuleContext) -> Found | None:
@@ -216,7 +217,9 @@ hand_written_norm = elementwise_rule(
     fix_pytorch="Use torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
     wrong_when="rsqrt is used for something else (an optimizer)",
     check="No rsqrt calls in the forward pass.",
-    worth=Worth("compute", 0.5, "one kernel reads the input once, five kernels five times"),
+    worth=Worth(
+        "compute", 0.5, "one kernel reads the input once, five kernels five times", "elementwise+reduction"
+    ),
     sources="TL",
     claim="{calls} norms a step run as single operations.",
     figures={"calls": "unfused_norms", "elementwise_share": "pointwise_share"},
@@ -303,7 +306,7 @@ heavy_embedding = elementwise_rule(
     ),
     wrong_when="the model is a recommender",
     check="The backward pass of the embedding shrinks.",
-    worth=Worth("compute", 0.3, "the rows still have to be read and written"),
+    worth=Worth("compute", 0.3, "the rows still have to be read and written", "embedding"),
     sources="XP",
     claim="Embedding lookups and their gradients take {share} of the step.",
     figures={"share": "embedding_share"},
@@ -319,7 +322,7 @@ heavy_embedding = elementwise_rule(
     fix="Sort or pack once instead of gathering often; use kernels that take indices (grouped products).",
     wrong_when="a mixture of experts is already packed",
     check="Indexing shrinks in the hotspots.",
-    worth=Worth("compute", 0.3, "the model needs some of the movement"),
+    worth=Worth("compute", 0.3, "the model needs some of the movement", "indexing"),
     sources="XP",
 )
 def data_shuffling(context: RuleContext) -> Found | None:
@@ -378,7 +381,7 @@ layout_conversions = layout_rule(
     "weights in bf16.",
     wrong_when="the copy feeds a kernel that is much faster on contiguous input (skipped in compiled runs)",
     check="Copies shrink in the hotspots.",
-    worth=Worth("compute", 0.6, "some copies are cheaper than the alternative"),
+    worth=Worth("compute", 0.6, "some copies are cheaper than the alternative", "copy"),
     sources="TL",
 )
 def device_copies(context: RuleContext) -> Found | None:

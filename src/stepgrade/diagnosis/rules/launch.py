@@ -140,7 +140,10 @@ def short_kernels(context: RuleContext, kernels: KernelTally) -> Found | None:
     wrong_when="a rare checkpoint or evaluation was recorded",
     check="No gap of a millisecond or more in steady steps.",
     worth=Worth(
-        "idle_host+idle_sync", 0.7, "most host work between launches can run ahead, or in another thread"
+        "idle_host+idle_sync",
+        0.7,
+        "most host work between launches can run ahead, or in another thread",
+        "stalls+sync",
     ),
     explains=("launch-gaps", "unsteady-steps", "host-phases", "python-overhead"),
     sources="XP, NAI, NS, TML",
@@ -215,7 +218,7 @@ dispatch_latency = launch_rule(
     fix="Keep several launches queued ahead: fewer waits in the loop, graphs, larger kernels.",
     wrong_when="host and device clocks differ",
     check="Dispatch shrinks in the ledger.",
-    worth=Worth("idle_host", 0.5, "queued work starts in a microsecond or two"),
+    worth=Worth("idle_host", 0.5, "queued work starts in a microsecond or two", "dispatch"),
     sources="HTA",
     claim="The device is idle for {dispatch_share} of the step between launch and start of its work.",
     figures={"dispatch_ms": "dispatch_ms", "dispatch_share": "dispatch_share"},
@@ -247,7 +250,9 @@ uncovered_time = launch_rule(
     fix_pytorch="Prepare batches in DataLoader workers; log, read the loss and write files every 100 steps.",
     wrong_when="a phase with such a name runs on the device",
     check="The phases shrink, and the step by as much.",
-    worth=Worth("idle_host", 0.6, "most host work can be done once, ahead of time or in another thread"),
+    worth=Worth(
+        "idle_host", 0.6, "most host work can be done once, ahead of time or in another thread", "stalls"
+    ),
     sources="XP, TML",
 )
 def host_phases(context: RuleContext) -> Found | None:

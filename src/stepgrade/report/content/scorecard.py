@@ -432,7 +432,8 @@ def _to_do(card: Scorecard) -> Iterator[Block]:
         rows = []
         for index, finding in enumerate(card.findings):
             mark, style = _MARKS[finding.severity]
-            worth = f" Worth {gain(finding)}." if gain(finding) else ""
+            then = f"; then {finding.next_limit}" if finding.next_limit else ""
+            worth = f" Worth {gain(finding)}{then}." if gain(finding) else ""
             only: Only = "text" if index < FINDINGS_FIRST else "full"
             rows.append(Bullet(f"{finding.claim}{worth}", mark, style, label=finding.severity, only=only))
             if index < FINDINGS_FIRST:
@@ -442,6 +443,12 @@ def _to_do(card: Scorecard) -> Iterator[Block]:
                 for text in finding.consequences
             ]
         yield Bullets(tuple(rows))
+        joint = card.together
+        if joint is not None and joint.gain_high > _LEAST_GAIN:
+            low, high = show_share(joint.gain_low, 0), show_share(joint.gain_high, 0)
+            text = f"The first {len(joint.rules)} fixes together bring {low} to {high} of the step"
+            step = f": at best it takes {show_ms(joint.step_ms)}" if joint.step_ms is not None else ""
+            yield Paragraph(f"{text}{step}.", only="full")
     said = {finding.remedy for finding in card.findings[:FINDINGS_FIRST]}
     if card.recommendations:
         yield Heading("What to do next", only="full" if said.issuperset(card.recommendations[:3]) else "text")

@@ -12,16 +12,26 @@ import numpy as np
 from msgspec import Struct
 
 from stepgrade.errors import BadOption, NotMeasured, nearest
+from stepgrade.model.columns import among
 from stepgrade.model.events import Longs
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import MATMULS, WorkClass
-from stepgrade.timeline.ledger import DISPATCH_NS
+from stepgrade.replay.graph import Edge, StepGraph
+from stepgrade.timeline.ledger import DISPATCH_NS, stall_from_ns
+from stepgrade.timeline.timeline import PHASES, Phase
 from stepgrade.units import show_count
-from stepgrade.whatif.graph import Edge, StepGraph
 
 COMMUNICATION, SYNC, LINK, LAUNCHES = "communication", "sync", "link", "launches"
-STRAGGLERS = "stragglers"
-_HOST = {"host": Edge.HOST, "input": Edge.INPUT, "data": Edge.INPUT}
+STRAGGLERS, COMPUTE, COPIES, STALLS = "stragglers", "compute", "copies", "stalls"
+_HOST = {
+    "host": Edge.HOST,
+    STALLS: Edge.HOST,
+    "input": Edge.INPUT,
+    "data": Edge.INPUT,
+    "dispatch": Edge.LAUNCH,
+}
+_PHASES = {PHASES[phase]: phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+_HOST_COPIES = (Phase.H2D, Phase.D2H)
 _CLASSES = {member.label: member for member in WorkClass}
 _LONGEST_NAME, _NAME_SHOWN = 4096, 60  # template kernels have long names
 _MOST_SPEED = 1e6
@@ -115,11 +125,16 @@ def _rows_of(graph: StepGraph, what: str) -> Mask:
         waits: Mask = edges.kind == Edge.SYNC
         return waits
     if what in _HOST or what == LAUNCHES:
-        is_host: Mask = (edges.kind == _HOST.get(what, Edge.HOST)) & (edges.lag_ns > 0)
+        least_ns = stall_from_ns(graph.measured_ns) if what == STALLS else 0
+        is_host: Mask = (edges.kind == _HOST.get(what, Edge.HOST)) & (edges.lag_ns > least_ns)
         return is_host & (what != LAUNCHES or graph.launches > 0)
     wanted = _CLASSES.get(COMMUNICATION if what == LINK else what.lower())
     if wanted is not None:
         chosen = pieces.work_class == wanted
+    elif what in (COMPUTE, COPIES):
+        chosen = among(pieces.phase, _HOST_COPIES)
+        if what == COMPUTE:
+            chosen = ~chosen & (pieces.work_class != WorkClass.COMMUNICATION)
     else:
         text = what.lower()
         names = {name: name.lower() for name in {*pieces.label, *pieces.kernel} - {""}}
@@ -147,10 +162,10 @@ def longest_operations(graph: StepGraph, most: int) -> list[str]:
 
 
 class ReplayedStep(NamedTuple):
-    """How long a step takes, and the parts of its critical path."""
+    """How long a step takes, and the parts of its critical path where they were asked for."""
 
     step_ns: float
-    parts_ns: dict[str, float]  # longest first
+    parts_ns: dict[str, float] = {}  # longest first
 
 
 class Replayer:
@@ -175,43 +190,65 @@ class Replayer:
             raise NotMeasured(problem, hint="the clocks of host and device, or of the ranks, may differ")
         rank = np.empty(graph.nodes, np.int64)
         rank[ready] = np.arange(graph.nodes)
-        self._graph = graph
+        self._graph, self._rank = graph, rank
         self._rows = np.argsort(rank[edges.after], kind="stable")
 
-    def replay(self, lag_ns: Longs, kept: Mask) -> ReplayedStep:
+    def replay(self, lag_ns: Longs, kept: Mask, *, with_parts: bool = False) -> ReplayedStep:
         """Return the step with these lengths and only the edges that are kept."""
-        edges = self._graph.edges
+        edges, nodes = self._graph.edges, self._graph.nodes
         rows = self._rows[kept[self._rows]]
-        before, after = edges.before[rows].tolist(), edges.after[rows].tolist()
-        lag, back = lag_ns[rows].tolist(), edges.back[rows].tolist()
-        rounds, times, chosen = list[int](), list[list[int]](), list[list[int]]()
+        is_back = edges.back[rows]
+        ahead, behind = rows[~is_back], rows[is_back]
+        steps = [
+            *zip(*(column[ahead].tolist() for column in (edges.before, edges.after, lag_ns)), strict=True)
+        ]
+        back = [
+            *zip(*(column[behind].tolist() for column in (edges.before, edges.after, lag_ns)), strict=True)
+        ]
+        rounds, times = list[int](), list[list[int]]()
         for number in range(_MOST_ROUNDS):
-            now, via = [0] * self._graph.nodes, [-1] * self._graph.nodes
-            earlier = times[-1] if times else now
-            for index, (source, target, ns, is_back) in enumerate(zip(before, after, lag, back, strict=True)):
-                if is_back and not number:
-                    continue
-                reached = (earlier if is_back else now)[source] + ns
-                if reached > now[target] or via[target] < 0:
-                    now[target], via[target] = max(reached, 0), index
+            now = [0] * nodes
+            for source, target, ns in back if number else ():
+                reached = times[-1][source] + ns
+                if reached > now[target]:  # noqa: PLR1730  # max() takes twice as long
+                    now[target] = reached
+            for source, target, ns in steps:
+                reached = now[source] + ns
+                if reached > now[target]:  # noqa: PLR1730  # max() takes twice as long
+                    now[target] = reached
             times.append(now)
-            chosen.append(via)
             rounds.append(max(now, default=0))
             if number > 1 and abs(rounds[-1] - 2 * rounds[-2] + rounds[-3]) <= _SETTLED * rounds[0]:
                 break
-        step_ns = rounds[-1] - rounds[-2]
-        parts = Counter[str]()
-        node, left = int(np.argmax(times[-1])), step_ns
-        while left > 0 and chosen and chosen[-1][node] >= 0:
-            index = chosen[-1][node]
-            kind, piece = Edge(int(edges.kind[rows[index]])), int(edges.piece[rows[index]])
-            is_short = edges.lag_ns[rows[index]] <= DISPATCH_NS
+        parts = self._path(rows, lag_ns, times) if with_parts else {}
+        return ReplayedStep(rounds[-1] - rounds[-2], parts)
+
+    def _path(self, rows: Longs, lag_ns: Longs, times: list[list[int]]) -> dict[str, float]:
+        """Return what the critical path of the last round is made of, back to the length of a step."""
+        edges = self._graph.edges
+        left = max(times[-1], default=0) - max(times[-2], default=0)
+        first = np.searchsorted(self._rank[edges.after[rows]], np.arange(self._graph.nodes + 1))
+        parts, number = Counter[str](), len(times) - 1
+        node, rank = int(np.argmax(times[-1])), self._rank.tolist()
+        before, is_back, lag = edges.before.tolist(), edges.back.tolist(), lag_ns.tolist()
+        starts, in_order = first.tolist(), rows.tolist()
+        while left > 0 and number >= 0:
+            into = in_order[starts[rank[node]] : starts[rank[node] + 1]]
+            reached = [
+                times[number - is_back[row]][before[row]] + lag[row]
+                for row in into
+                if number or not is_back[row]
+            ]
+            if not reached:
+                break
+            row = into[reached.index(max(reached))]
+            kind, piece = Edge(int(edges.kind[row])), int(edges.piece[row])
+            is_short = edges.lag_ns[row] <= DISPATCH_NS
             name = _NAMES.get(kind, "launch latency" if is_short else "unattributed")
             if kind is Edge.WORK:
                 name = WorkClass(int(self._graph.pieces.work_class[piece])).label
-            parts[name] += min(lag[index], left)
-            left -= lag[index]
-            node = before[index]
-            if back[index]:
-                chosen.pop()
-        return ReplayedStep(step_ns, dict(parts.most_common()))
+            parts[name] += min(lag[row], left)
+            left -= lag[row]
+            node = before[row]
+            number -= is_back[row]
+        return dict(parts.most_common())

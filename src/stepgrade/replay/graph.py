@@ -36,6 +36,7 @@ from stepgrade.timeline.timeline import Driver, Pieces, Timeline
 _STREAM_WAIT = re.compile(r"StreamWaitEvent")
 # Launch to start takes 5 to 20 microseconds: a shorter gap to another stream's end may be chance.
 _SEEN_WAIT_NS = 20_000
+_SMALL_PART = 0.1  # of a wait
 _STREAMS = 8  # the busiest streams, whose order is examined
 # A launch that takes this many times the usual while so many are queued found the queue full.
 _BLOCKED, _QUEUE_FULL = 10, 128
@@ -89,11 +90,12 @@ class Edges(NamedTuple):
 
 
 class StepPieces(NamedTuple):
-    """The pieces of work in a step: operation, kernel and class."""
+    """The pieces of work in a step: operation, kernel, class and phase."""
 
     label: tuple[str, ...]
     kernel: tuple[str, ...]
     work_class: Kinds
+    phase: Kinds
 
 
 class StepGraph(NamedTuple):
@@ -166,6 +168,7 @@ def graph_of_rank(timeline: Timeline, pieces: Pieces, arrivals: Arrivals, number
             label=tuple(pieces.labels[index] for index in pieces.label[rows].tolist()),
             kernel=tuple("" if index < 0 else strings[index] for index in pieces.kernel[rows].tolist()),
             work_class=pieces.work_class[rows],
+            phase=pieces.phase[rows],
         ),
         measured_ns=int(windows.dur_ns[step]),
         launches=0,
@@ -380,10 +383,11 @@ class _DeviceStep:
         if len(self.streams) < 2:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         near = sources.last_of(others)
-        # It starts right when the other ends, and nothing else delayed it until then.
-        at_once = (self.start_ns - base > _SEEN_WAIT_NS) & (
-            self.start_ns - sources.ends(near) <= _SEEN_WAIT_NS
-        )
+        # It starts right when the other ends, and nothing else delayed it until then. After a long wait a
+        # small part of it may have another cause.
+        waited = self.start_ns - base
+        soon = np.maximum(_SEEN_WAIT_NS, _SMALL_PART * waited)
+        at_once = (waited > _SEEN_WAIT_NS) & (self.start_ns - sources.ends(near) <= soon)
         waiter = np.flatnonzero(at_once)
         awaited = near[waiter]
         if not len(self.stream_waits):
@@ -450,6 +454,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
             tuple(label for graph in graphs for label in graph.pieces.label),
             tuple(kernel for graph in graphs for kernel in graph.pieces.kernel),
             np.concatenate([graph.pieces.work_class for graph in graphs]),
+            np.concatenate([graph.pieces.phase for graph in graphs]),
         ),
         measured_ns=round(sum(graph.measured_ns for graph in graphs) / len(graphs)),
         launches=round(sum(graph.launches for graph in graphs) / len(graphs)),
