@@ -1204,7 +1204,7 @@ SHAPES: dict[str, Shape] = {
     "loaders without steps": Shape(loaders, covers=("timeline/steps",), size=200),
     "backward passes without steps": Shape(backward_steps, covers=("timeline/steps",), size=400),
     "collectives": Shape(collectives, covers=("ranks/collectives", "ranks/matching"), size=400),
-    "a step that is replayed": Shape(waits, WHAT_IF, ("replay/graph", "replay/replayer", "replay/packed", "replay/run", "whatif/answers"), 200),
+    "a step that is replayed": Shape(waits, WHAT_IF, ("replay/graph", "replay/replayer", "replay/packed", "replay/promises", "replay/run", "whatif/answers"), 200),
     "streams of a step that is replayed": Shape(streams, WHAT_IF, ("replay/graph",), 400),
     "ranks that are replayed": Shape(rank_files, ("what-if", "f", "--format", "json"), ("replay/graph",), 6),
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),

@@ -31,8 +31,8 @@ def test_every_reader_and_analysis_is_covered() -> None:
             "timeline",
             "costs",
             "ranks",
-            "trace",
             "replay",
+            "trace",
             "whatif",
             "compare",
         )

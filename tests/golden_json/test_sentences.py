@@ -272,7 +272,8 @@ def unsupported_causes(card: Card, excused: bool = True) -> Iterator[Row]:
         code = f"cause {cause['bottleneck']}"
         yield from unsupported_text(code, cause["evidence"], [], [cause["share"], *parts], excused)
         left = (card["step_time_ms"] or 0.0) * (1.0 - cause["share"])
-        if cause["remaining_ms"] is not None and abs(cause["remaining_ms"] - left) > 1e-3 * (left + 1e-3):
+        is_held = cause["remaining_ms"] is not None and cause["gain_by"] != "replay"
+        if is_held and abs(cause["remaining_ms"] - left) > 1e-3 * (left + 1e-3):
             yield f"remaining {cause['bottleneck']}", f"{cause['remaining_ms']} instead of {left}"
     if ledger := card["ledger"]:
         for kinds, accounts in SHARED_ACCOUNTS:

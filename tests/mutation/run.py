@@ -45,34 +45,12 @@ from tests.mutation.mutants import Mutant, choose, mutants
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "stepgrade"
 ROOMS = (
-    *(
-        "trace",
-        "scoring",
-        "diagnosis",
-        "compare",
-        "hardware",
-        "gating",
-        "store",
-        "replay",
-        "whatif",
-        "readers",
-    ),
-    *("timeline", "costs", "ranks", "loading"),
+    *("trace", "scoring", "diagnosis", "compare", "hardware", "gating", "store", "whatif", "readers"),
+    *("timeline", "replay", "costs", "ranks", "loading"),
 )
 # The tests that are run against faults: behaviour, not documents, browsers or real trainings.
 TESTS = (
-    *(
-        "trace",
-        "scoring",
-        "diagnosis",
-        "compare",
-        "hardware",
-        "gating",
-        "store",
-        "replay",
-        "whatif",
-        "readers",
-    ),
+    *("trace", "scoring", "diagnosis", "compare", "hardware", "gating", "store", "whatif", "readers"),
     *("timeline", "costs", "ranks", "golden_json", "model", "naming", "report", "cli", "engine"),
 )
 WHICH = (

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 import stepgrade as sg
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.model.events import DeviceEvent, Trace
+from stepgrade.replay.packed import unpack_graph
+from stepgrade.replay.replayer import Replayer
 from tests.trace_builder import (
     COMMUNICATION_STREAM,
     COMPUTE_STREAM,
@@ -158,6 +161,32 @@ def test_what_holds_of_every_step(run: Run, what: str, speed: float) -> None:
     assert gone.step_ms - 1e-6 <= faster.step_ms <= measured * (1 + 1e-6)
     assert measured - gone.step_ms <= gone.affected_ms * 1.01 + 0.001
     assert faster.low_ms <= faster.step_ms <= faster.high_ms
+
+
+@settings(max_examples=6, deadline=None)
+@given(run=runs, slower=st.integers(2, 9))
+def test_in_slow_motion_a_step_takes_longer_by_as_much(run: Run, slower: int) -> None:
+    (graph, *_) = (unpack_graph(step.packed) for step in analyse_trace(make_trace(run)).steps_to_replay)
+    every = np.ones(len(graph.edges.before), np.bool_)
+    replayer = Replayer(graph)
+    usual, slow = (replayer.replay(graph.edges.lag_ns * times, every).step_ns for times in (1, slower))
+    assert slow == usual * slower
+
+
+def test_ranks_that_wait_for_nobody_are_as_fast_alone_as_together() -> None:
+    change = sg.AssumedChange(what="gemm", speed=2.0)
+    alone, together = (sg.what_if(ranks, [change]).answers[0] for ranks in (two_ranks()[:1], two_ranks()))
+    assert together.low_ms * 0.98 <= alone.step_ms <= together.high_ms * 1.02
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_phase_is_its_work_and_the_launches_of_it(phase: str) -> None:
+    """Of a run that its host holds, a phase is made faster by faster launches as well."""
+    run = Run(steps=6, kernel_ns=5_000, host_op_ns=200_000)
+    host, part = ask(
+        run, sg.AssumedChange(what="host", speed=2.0), sg.AssumedChange(what=f"phase {phase}", speed=2.0)
+    ).answers[:2]
+    assert 0.05 < part.gain < host.gain
 
 
 def two_ranks(**slow: Any) -> list[Trace]:
@@ -319,7 +348,7 @@ def test_a_trace_without_the_device_is_refused() -> None:
         out.range(f"ProfilerStep#{number}", 1_000_000 * number, 1_000_000)
         out.op("aten::mm", 1_000_000 * number + 10_000, 500_000)
         out.call("cudaLaunchKernel", 1_000_000 * number + 20_000, 3_000)
-    with pytest.raises(NotMeasured, match="device's work was not recorded"):
+    with pytest.raises(NotMeasured, match="no work of the device"):
         ask(out.trace())
 
 

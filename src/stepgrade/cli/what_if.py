@@ -7,6 +7,7 @@ ranks of one run. Without a change, the most promising ones are tried.
   stepgrade what-if trace.json.gz
   stepgrade what-if trace.json.gz --faster attention=2x
   stepgrade what-if trace.json.gz --without communication --without data
+  stepgrade what-if trace.json.gz --phase optimizer=2x
   stepgrade what-if rank0.json.gz rank1.json.gz --link 2x
 
 WHAT is a kind of work (communication, attention, gemm, norm, optimizer, elementwise, copy, …), host, data
@@ -34,6 +35,9 @@ def add_options(parser: Parser) -> None:
     parser.add(
         option("--faster WHAT=SPEED ...", "gemm=2x; may be repeated", type=named_speed),
         option("--without WHAT ...", "as if it took no time; may be repeated"),
+        option(
+            "--phase NAME=SPEED ...", "forward, backward or optimizer, with its launches", type=named_speed
+        ),
         option("--link SPEED", "data moves this much faster: 2x", dest="link_speed", type=speed),
         option("--launches N", "launches per step; 0 is one CUDA graph"),
         option("--no-stragglers", "all ranks are as fast as the median one"),
@@ -43,7 +47,9 @@ def add_options(parser: Parser) -> None:
     parser.add(STEPS, device, TOKENS_PER_STEP, WORK)
     parser.add(*READING, group="reading")
     add_output_options(parser)
-    parser.show_first("--faster --without --link --launches --no-stragglers --steps --format --output")
+    parser.show_first(
+        "--faster --without --phase --link --launches --no-stragglers --steps --format --output"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -54,6 +60,7 @@ def run(args: Namespace) -> int:
 
     changes = [AssumedChange(what=what, speed=times) for what, times in args.faster]
     changes += [AssumedChange(what=what) for what in args.without]
+    changes += [AssumedChange(what=f"phase {name}", speed=times) for name, times in args.phase]
     if args.link_speed is not None:
         changes.append(AssumedChange(what="link", speed=args.link_speed))
     if args.launches is not None:

@@ -81,7 +81,7 @@ class Promises:
         if not ideal or not usual:
             return by_ledger
         found = self.run.ask(ideal)
-        high, low = found.most, self.run.ask(usual).gain
+        high, low = found.most, self.run.ask(usual).expected
         if not taken.keys() <= _WAITS:
             high = min(high, held)
         if taken.keys() & _REMOVED:
@@ -113,7 +113,7 @@ class Promises:
         )
         most = sum(max(promise.held, promise.high) for promise in promises)
         high = max(min(self.run.ask(ideal).most, most), *(promise.high for promise in promises))
-        low = max(min(self.run.ask(usual).gain, high), *(promise.low for promise in promises))
+        low = max(min(self.run.ask(usual).expected, high), *(promise.low for promise in promises))
         return Promise(low, high, "replay", ideal, usual, most, next_limit=self._next_limit(ideal, high))
 
     def _changes(

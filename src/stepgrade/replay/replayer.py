@@ -30,7 +30,7 @@ _HOST = {
     "data": Edge.INPUT,
     "dispatch": Edge.LAUNCH,
 }
-_PHASES = {PHASES[phase]: phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+_PHASES = {f"phase {PHASES[phase]}": phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
 _HOST_COPIES = (Phase.H2D, Phase.D2H)
 _CLASSES = {member.label: member for member in WorkClass}
 _LONGEST_NAME, _NAME_SHOWN = 4096, 60  # template kernels have long names
@@ -48,7 +48,8 @@ _NAMES = {
 class AssumedChange(Struct, frozen=True, kw_only=True):
     """One hypothetical change.
 
-    Of a kind of work, operations by their names, host, input, sync, link, launches or stragglers.
+    Of a kind of work, operations by their names, host, input, sync, link, launches, stragglers, or a phase:
+    "phase optimizer" is what the device does in it, and what the host does to launch that.
     """
 
     what: str
@@ -89,7 +90,7 @@ def apply(graph: StepGraph, changes: tuple[AssumedChange, ...]) -> Changed:
     for change in changes:
         rows = _rows_of(graph, change.what)
         if not rows.any():
-            kinds = [kind for kind in (*_CLASSES, *_HOST, SYNC) if _rows_of(graph, kind).any()]
+            kinds = [kind for kind in (*_CLASSES, *_HOST, *_PHASES, SYNC) if _rows_of(graph, kind).any()]
             meant = nearest(
                 change.what, [*kinds, *dict.fromkeys((*graph.pieces.label, *graph.pieces.kernel))]
             )
@@ -121,6 +122,8 @@ def apply(graph: StepGraph, changes: tuple[AssumedChange, ...]) -> Changed:
 def _rows_of(graph: StepGraph, what: str) -> Mask:
     """Return the edges that a change applies to."""
     edges, pieces = graph.edges, graph.pieces
+    if what in _PHASES:
+        return _rows_of_phase(graph, _PHASES[what])
     if what == SYNC:
         waits: Mask = edges.kind == Edge.SYNC
         return waits
@@ -149,6 +152,22 @@ def _rows_of(graph: StepGraph, what: str) -> Mask:
     rows = edges.piece >= 0
     rows[rows] = chosen[edges.piece[rows]]
     return rows
+
+
+def _rows_of_phase(graph: StepGraph, phase: Phase) -> Mask:
+    """Return the edges of a phase's work, and of the host until it launches the work."""
+    edges = graph.edges
+    in_phase = graph.pieces.phase == phase
+    rows = (edges.kind == Edge.WORK) & (edges.piece >= 0)
+    launched = np.zeros(graph.nodes, np.bool_)  # moments of the host that launch work of the phase
+    starts = edges.before[rows & np.append(in_phase, False)[edges.piece]]
+    is_start = np.zeros(graph.nodes, np.bool_)
+    is_start[starts] = True
+    launches = edges.kind == Edge.LAUNCH
+    launched[edges.before[launches & is_start[edges.after]]] = True
+    rows[rows] = in_phase[edges.piece[rows]]
+    chosen: Mask = rows | ((edges.kind == Edge.HOST) & (edges.lag_ns > 0) & launched[edges.after])
+    return chosen
 
 
 def longest_operations(graph: StepGraph, most: int) -> list[str]:
