@@ -197,7 +197,8 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
         if recorded is not None:
             for step in packed.recorded():
                 recorded.setdefault(step.number, []).append(step)
-            recorded = recorded if _smallest(recorded) <= MOST_EDGES else None
+            edges = (sum(step.edges for step in steps) for steps in recorded.values())
+            recorded = recorded if min(edges, default=0) <= MOST_EDGES else None
         merge.add(profile, number)
         operations.add(packed.operations, profile.steps, file_index[profile.source.files[0]])
         matching.add(number, packed.arrivals(programs))
@@ -245,11 +246,6 @@ def merge_ranks(recordings: Sequence[AnyRank]) -> Profile:
         notes=(*across.notes, *(notes_of(many) if many else ()), *merged.notes),
         warnings=by_weight([*warnings, *merged.warnings]),
     )
-
-
-def _smallest(recorded: Mapping[int, Sequence[RecordedStep]]) -> int:
-    """Return how many edges the smallest step has, of all ranks so far."""
-    return min((sum(step.edges for step in steps) for steps in recorded.values()), default=0)
 
 
 def in_file(span: Span | None, profile: Profile, file_index: Mapping[str, int]) -> Span | None:

@@ -46,11 +46,22 @@ class _Packed(Struct, array_like=True):
 
 
 def record_steps(timeline: Timeline, pieces: Pieces, arrivals: Arrivals) -> tuple[RecordedStep, ...]:
-    """Return the steady steps to replay, packed, the first choice first; none if they cannot be."""
+    """Return steady steps to replay, packed, the first choice first; none if they cannot be.
+
+    Those nearest to the median, on the device and on the host; where there are other ranks, those that each
+    of them would choose.
+    """
     found, edges = list[RecordedStep](), 0
     if timeline.driver is Driver.UNSEEN:
         return ()
-    for number in _chosen_steps(timeline, has_others=len(arrivals.calls) > 0):
+    steps, steady = timeline.steps, np.flatnonzero(timeline.windows.steady & (timeline.windows.dur_ns > 0))
+    off = np.zeros(len(steady))
+    if arrivals.calls:
+        off += steps.number[steady].astype(np.int64) * _SPREAD % 2**32
+    elif len(steady):
+        for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
+            off += np.abs(dur_ns / max(float(np.median(dur_ns)), 1.0) - 1.0)
+    for number in steps.number[steady[np.argsort(off, kind="stable")[:MOST_STEPS]]].tolist():
         in_step = pieces.step == np.flatnonzero(timeline.steps.number == number)[0]
         if np.count_nonzero(in_step) > _MOST_PIECES:
             continue
@@ -63,25 +74,6 @@ def record_steps(timeline: Timeline, pieces: Pieces, arrivals: Arrivals) -> tupl
             break
         found.append(RecordedStep(number=number, edges=len(graph.edges.before), packed=_pack(graph)))
     return tuple(found)
-
-
-def _chosen_steps(timeline: Timeline, *, has_others: bool) -> list[int]:
-    """Return the numbers of the steady steps to replay.
-
-    Those nearest to the median, on the device and on the host; where there are other ranks, those that each
-    of them would choose.
-    """
-    steady = np.flatnonzero(timeline.windows.steady & (timeline.windows.dur_ns > 0))
-    steps = timeline.steps
-    off = np.zeros(len(steady))
-    if has_others:
-        off += steps.number[steady].astype(np.int64) * _SPREAD % 2**32
-    else:
-        for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
-            off += np.abs(dur_ns / max(float(np.median(dur_ns)) if len(dur_ns) else 1.0, 1.0) - 1.0)
-    nearest = steady[np.argsort(off, kind="stable")[:MOST_STEPS]]
-    numbers: list[int] = steps.number[nearest].tolist()
-    return numbers
 
 
 def _pack(graph: StepGraph) -> bytes:

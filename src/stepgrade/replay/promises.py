@@ -108,7 +108,16 @@ class Promises:
             high = min(sum(promise.high for promise in promises), held)
             return Promise(low, max(low, high, *(promise.high for promise in promises)), "ledger")
         ideal, usual = (
-            _fastest([change for promise in promises for change in getattr(promise, name)])
+            # Of two changes of one part the faster.
+            tuple(
+                {
+                    change.what: change
+                    for change in sorted(
+                        (one for promise in promises for one in getattr(promise, name)),
+                        key=lambda change: change.speed,
+                    )
+                }.values()
+            )
             for name in ("changes", "realistic")
         )
         most = sum(max(promise.held, promise.high) for promise in promises)
@@ -147,13 +156,3 @@ class Promises:
         if limit is None:
             return None
         return f"{_WORDS.get(limit, limit)} holds it at {show_ms(self._step_ms * (1.0 - gain))}"
-
-
-def _fastest(changes: Sequence[AssumedChange]) -> tuple[AssumedChange, ...]:
-    """Return one change of each part, the one that speeds it up most."""
-    found: dict[str, AssumedChange] = {}
-    for change in changes:
-        known = found.get(change.what)
-        if known is None or change.speed > known.speed:
-            found[change.what] = change
-    return tuple(found.values())

@@ -141,34 +141,8 @@ class ReplayedRun:
 
     def ask(self, changes: tuple[AssumedChange, ...]) -> ReplayAnswer:
         """Return the typical step with all changes; raise BadOption if a change applies to nothing in it."""
-        if changes not in self._known:
-            self._known[changes] = self._answer(changes)
-        return self._known[changes]
-
-    def limits(self, changes: tuple[AssumedChange, ...]) -> ReplayedStep:
-        """Return the typical step that the changes apply to, with the parts of its critical path."""
-        problem: BadOption | None = None
-        for step in self.steps:
-            try:
-                changed = step.with_changes(changes, with_parts=True)
-            except BadOption as error:
-                problem = problem or error
-            else:
-                return changed.as_seen if step.graph.knows_waits else changed.in_order
-        raise problem or NotMeasured("there is no steady step to replay")
-
-    def share_of(self, part: str) -> float | None:
-        """Return how much of a step a part takes, hidden or not; None if no step has anything of it."""
-        if part == STRAGGLERS:
-            return self.graph.waiting_ns / self.graph.measured_ns if self.graph.apart else None
-        found = []
-        for step in self.steps:
-            with suppress(BadOption):
-                taken_ns = apply(step.graph, (AssumedChange(what=part),)).affected_ns
-                found.append(taken_ns / step.graph.measured_ns)
-        return float(np.median(found)) if found else None
-
-    def _answer(self, changes: tuple[AssumedChange, ...]) -> ReplayAnswer:
+        if changes in self._known:
+            return self._known[changes]
         shares, least, low, high = list[float](), list[float](), list[float](), list[float]()
         affected_ns, does_less, problem = list[int](), False, None
         for step in self.steps:
@@ -193,7 +167,7 @@ class ReplayedRun:
             raise problem
         weights = [step.graph.measured_ns for step in self.steps]
         share = float(np.average(shares, weights=weights))
-        return ReplayAnswer(
+        self._known[changes] = ReplayAnswer(
             share=share,
             least=float(np.average(least, weights=weights)),
             low=max(min(*low, share), 0.0),
@@ -201,3 +175,27 @@ class ReplayedRun:
             affected_ms=float(np.median(affected_ns)) / NS_PER_MS,
             does_less=does_less,
         )
+        return self._known[changes]
+
+    def limits(self, changes: tuple[AssumedChange, ...]) -> ReplayedStep:
+        """Return the typical step that the changes apply to, with the parts of its critical path."""
+        problem: BadOption | None = None
+        for step in self.steps:
+            try:
+                changed = step.with_changes(changes, with_parts=True)
+            except BadOption as error:
+                problem = problem or error
+            else:
+                return changed.as_seen if step.graph.knows_waits else changed.in_order
+        raise problem or NotMeasured("there is no steady step to replay")
+
+    def share_of(self, part: str) -> float | None:
+        """Return how much of a step a part takes, hidden or not; None if no step has anything of it."""
+        if part == STRAGGLERS:
+            return self.graph.waiting_ns / self.graph.measured_ns if self.graph.apart else None
+        found = []
+        for step in self.steps:
+            with suppress(BadOption):
+                taken_ns = apply(step.graph, (AssumedChange(what=part),)).affected_ns
+                found.append(taken_ns / step.graph.measured_ns)
+        return float(np.median(found)) if found else None
