@@ -27,8 +27,8 @@ def threads():
 """
 
 
-def run(tmp_path: Path, body: str) -> tuple[int, str, list[str]]:
-    (tmp_path / "train.py").write_text(LOOP + textwrap.dedent(body))
+def run(tmp_path: Path, body: str, loop: str = LOOP) -> tuple[int, str, list[str]]:
+    (tmp_path / "train.py").write_text(loop + textwrap.dedent(body))
     ran = start(tmp_path / "train.py", cwd=tmp_path).wait()
     return ran.code, ran.out, ran.err.splitlines()
 
@@ -77,3 +77,19 @@ def test_a_child_exits_where_the_thread_cannot_be_ended(tmp_path: Path) -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
     assert run(tmp_path, body)[:2] == (0, "1\nflushed\n3\n")
+
+
+def test_a_sampled_step_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """It takes two seconds, and nothing was compiled."""
+    body = """
+        recorder = sg.start_recording(model, path="run.json", warmup=2)
+        for _ in range(6):
+            loss = model(torch.ones(2, 8)).sum()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            recorder.step()
+        print(recorder._recording.window.sampled is not None, "torch._dynamo" in sys.modules)
+        recorder.close()
+        print(torch.profiler.profiler.torch is torch)
+    """
+    code, out, err = run(tmp_path, body, LOOP.replace("torch.optim.SGD(model.parameters(), 1e-3)", "None"))
+    assert (code, out) == (0, "True False\nTrue\n"), err

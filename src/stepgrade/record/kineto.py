@@ -11,6 +11,7 @@ import _thread
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
 _SET_LEVEL_BACK = "suppressLibkinetoLogMessages"
 _LEVEL_VARIABLE, _NOTHING = "KINETO_LOG_LEVEL", 99
 _DAEMON_VARIABLE = "KINETO_USE_DAEMON"
+_GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 _FORK_WAITS_SECONDS = 0.1
 
 _threads: set[str] = set()  # Kineto's threads that started with one of our profilers
@@ -56,7 +58,7 @@ def starting_profiler() -> Iterator[None]:
     os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # read when Kineto starts
     _set_level(_NOTHING)
     try:
-        with without_signals():
+        with without_signals(), _without_inductor():
             yield
     finally:
         if level is None:
@@ -65,6 +67,31 @@ def starting_profiler() -> Iterator[None]:
             os.environ[_LEVEL_VARIABLE] = level
         if _DAEMON_VARIABLE not in os.environ:  # with it the thread belongs to the daemon
             _threads.update(_tasks() - before)
+
+
+class _Torch:
+    """torch without its compiler."""
+
+    def __getattr__(self, name: str) -> object:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return getattr(torch, name)
+
+
+@contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Start a profiler inside: where nothing was compiled, it does not import the compiler, for two seconds.
+
+    It asks torch for it to see whether CUDA graphs are on, which are off until the compiler is imported.
+    """
+    if "torch._inductor" in sys.modules or _GRAPHS_VARIABLE in os.environ:
+        yield
+        return
+    torch.profiler.profiler.torch = _Torch()
+    try:
+        yield
+    finally:
+        torch.profiler.profiler.torch = torch
 
 
 def after_profiler() -> None:
