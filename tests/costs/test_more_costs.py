@@ -197,7 +197,7 @@ def test_bytes_of_triton(name: str, given: Inputs, moved: int | None, at_most: b
 
 
 def test_an_own_operation_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_OWN", {})
+    monkeypatch.setattr(table, "REGISTERED", {})
     given = inputs([[8, 16], [16, 4]], [BF16] * 2)
     assert cost_of("mylib::mm", given).flops is None
 
@@ -210,7 +210,7 @@ def test_an_own_operation_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("wrong", [lambda _: 1 / 0, lambda _: 7, lambda _: Cost(flops=-1)])
 def test_a_wrong_own_cost_is_said(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
-    monkeypatch.setattr(table, "_OWN", {})
+    monkeypatch.setattr(table, "REGISTERED", {})
     sg.register_cost("mylib::mm", wrong)
     with pytest.raises(BadOption, match="mylib::mm"):
         cost_of("mylib::mm", inputs([[8, 16]], [BF16]))

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
+from stepgrade.costs import own
 from stepgrade.engine.cache import MARKER, MARKER_TEXT, OWN_FOLDER, Cache, cache_folder, code_stamp
 from tests.cluster import Planned, write_ranks
-from tests.conftest import Ran
+from tests.conftest import ROOT, Ran
 
 PLAN = Planned(world=4, tensor=1, pipeline=1, steps=3)
 
@@ -63,6 +64,43 @@ def test_the_second_read_is_from_the_cache_and_a_changed_file_is_read_again(
     assert len(read) == 9
     sg.load(tmp_path / "moved", engine="here", cache=False)
     assert len(read) == 13
+
+
+SINGLE = (
+    ROOT / "examples" / "traces" / "gpt_fused.json.gz",
+    ROOT / "examples" / "traces" / "h100_ddp.json.gz",
+    ROOT / "examples" / "titan.log",
+)
+
+
+@pytest.mark.parametrize("run", SINGLE, ids=lambda path: path.name)
+def test_one_trace_or_log_is_the_same_from_the_cache(kept: Path, tmp_path: Path, run: Path) -> None:
+    uncached = sg.score(sg.load(run, cache=False)).to_dict()
+    assert not kept.exists()
+    first = sg.score(sg.load(run)).to_dict()
+    entries = sorted(kept.glob("rank-*"))
+    assert (first, len(entries)) == (uncached, 1)
+    assert sg.score(sg.load(run)).to_dict() == uncached
+    assert sorted(kept.glob("rank-*")) == entries
+    entries[0].write_bytes(entries[0].read_bytes()[:-1])
+    assert sg.score(sg.load(run)).to_dict() == uncached, "a damaged one is read again"
+
+
+def test_a_changed_file_or_other_steps_are_read_again(kept: Path, tmp_path: Path) -> None:
+    run = tmp_path / "train.log"
+    run.write_bytes(SINGLE[-1].read_bytes())
+    before = sg.load(run)
+    lines = run.read_text().splitlines(keepends=True)
+    run.write_text("".join(lines[:-1]))
+    assert sg.load(run) != before
+    trace = SINGLE[0]
+    assert sg.load(trace, steps=(1, 3)).recorded_steps != sg.load(trace).recorded_steps
+
+
+def test_costs_of_ones_own_turn_it_off(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(own.REGISTERED, "mylib::mm", print)
+    sg.load(SINGLE[0])
+    assert not kept.exists()
 
 
 def test_what_is_damaged_or_writable_by_others_is_not_used(

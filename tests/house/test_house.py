@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.house.measures import (
     TABLE,
     body_lines,
     helpers_used_once,
+    imports_of,
     lines_of_code,
     sources,
     static_rows,
@@ -157,6 +159,32 @@ def test_a_step_profile_is_scored_without_heavy_imports() -> None:
         "stepgrade.gating.run",
     }
     assert not imported_by(["score", run, "--device", "gb10"]) & (heavy - imported_by_msgspec())
+
+
+def test_help_imports_no_decoder() -> None:
+    assert not imported_by(["--help"]) & {"msgspec", "stepgrade.config", "stepgrade.grading"}
+
+
+def test_a_trace_or_log_is_scored_without_what_numpy_and_python_import_late() -> None:
+    """The second time it comes from the cache, and numpy is not needed at all."""
+    for run in (ROOT / "examples" / "titan.log", ROOT / "examples" / "traces" / "h100_ddp.json.gz"):
+        first, second = (imported_by(["score", str(run)]) for _ in range(2))
+        assert not first & {"numpy.ma", "importlib.metadata", "email"}
+        assert ("numpy" in first, "numpy" in second) == (True, False)
+
+
+def test_patterns_that_are_compiled_late_are_valid() -> None:
+    """Importing their modules says nothing of them."""
+    late = 0
+    for name in [name for name in imports_of() if name != "stepgrade.__main__"]:
+        if not name.startswith(
+            ("stepgrade.naming", "stepgrade.readers", "stepgrade.trace", "stepgrade.timeline")
+        ):
+            continue
+        for value in list(vars(importlib.import_module(name)).values()):
+            if type(value).__name__ == "_Pattern":
+                late += value.groups >= 0
+    assert late > 50
 
 
 def imported_by_msgspec() -> set[str]:

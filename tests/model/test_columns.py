@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, distinct, groups, once_if_constant, sums
+from stepgrade.model.columns import among, distinct, groups, median, once_if_constant, quantile, sums
 
 NEAR = st.integers(-3, 40)
 FAR = st.integers(-(2**63), 2**63 - 1)
@@ -66,3 +66,23 @@ def test_a_column_of_one_value_keeps_it_once() -> None:
     assert once_if_constant(constant).strides == (0,)
     assert once_if_constant(other) is other
     assert len(once_if_constant(constant[:0])) == 0
+
+
+FLOATS = st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=40)
+
+
+@given(FLOATS, st.floats(0.0, 1.0))
+def test_median_and_quantile_are_those_of_numpy(values: list[float], share: float) -> None:
+    column = np.array(values)
+    assert median(column) == np.median(column)
+    assert quantile(column, share) == np.quantile(column, share)
+
+
+@given(st.lists(st.integers(0, 2**52), min_size=1, max_size=40))
+def test_the_median_of_whole_numbers_is_that_of_numpy(values: list[int]) -> None:
+    assert median(np.array(values)) == np.median(values)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, np.nan, 2.0]])
+def test_the_median_of_none_or_nan_is_nan(values: list[float]) -> None:
+    assert np.isnan(median(np.array(values)))

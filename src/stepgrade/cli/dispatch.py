@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from stepgrade._version import __version__
-from stepgrade.cli import run_defaults
 from stepgrade.cli.commands import COMMANDS, FLAGS, SYNONYMS, load_command
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send, show_crash
@@ -76,6 +75,8 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
             elif meant is not None:
                 problem = f"unknown command {name!r}: did you mean {meant}?"
             top.error(problem)
+        from stepgrade.cli import run_defaults  # help needs neither it nor msgspec
+
         command, parser = load_command(name)
         options, origins = run_defaults.parse(parser, arguments[1:])
         _spare_inputs(vars(options))

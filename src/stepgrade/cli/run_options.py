@@ -148,7 +148,7 @@ _MANY_RANKS = (
     ),
     option("--workers N", "processes that read (default: as cores and memory allow)"),
     option("--sample-ranks N", "read only N ranks, evenly spread, for a first look"),
-    option("--no-cache", "do not read or write the cache of ranks", dest="cache", action="store_false"),
+    option("--no-cache", "do not read or write the cache", dest="cache", action="store_false"),
     option(
         "--unreadable SHARE",
         "continue while at most this share of the ranks is unreadable (default: 5%%)",

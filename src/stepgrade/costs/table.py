@@ -7,13 +7,12 @@ torchao, vLLM, AITER and FBGEMM. `register_cost` and plug-ins add others.
 from __future__ import annotations
 
 import math
-import os
-import sys
 from functools import cache
 
 from msgspec import structs
 
 from stepgrade.costs import patterns
+from stepgrade.costs.own import PLUG_IN_GROUP, REGISTERED
 from stepgrade.costs.patterns import (
     INDEX_BYTES,
     BatchedAttention,
@@ -42,9 +41,8 @@ from stepgrade.costs.recorded_inputs import UNKNOWN, Cost, NotRecorded, Rule, Sh
 from stepgrade.errors import BadOption
 from stepgrade.model.events import Inputs
 from stepgrade.naming.work_class import WorkClass, classify
+from stepgrade.plug_ins import plug_ins
 
-PLUG_IN_GROUP = "stepgrade.costs"
-_OWN: dict[str, Rule] = {}
 _TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm")
 GENERATED = ("triton_poi_", "triton_red_", "triton_per_", "triton_for_", *_TEMPLATES)
 # Words in the names of kernels, each with the operations that they are named after.
@@ -300,7 +298,7 @@ def register_cost(name: str, rule: Rule) -> None:
     """
     if not name:
         raise BadOption("must name an operation, as mylib::attention", field="name")
-    _OWN[name] = rule
+    REGISTERED[name] = rule
 
 
 def _checked(name: str, rule: Rule) -> Rule:
@@ -323,11 +321,7 @@ def _checked(name: str, rule: Rule) -> Rule:
 def _entry_points() -> dict[str, Rule]:
     """Return the rules that installed packages bring, by operation."""
     found: dict[str, Rule] = {}
-    if not any(map(_may_bring_rules, sys.path)):
-        return found
-    from importlib.metadata import entry_points  # takes longer than the analysis of a small trace
-
-    for point in entry_points(group=PLUG_IN_GROUP):
+    for point in plug_ins(PLUG_IN_GROUP):
         try:
             rule = point.load()
         except (ImportError, AttributeError) as error:
@@ -338,22 +332,6 @@ def _entry_points() -> dict[str, Rule]:
             raise BadOption(problem, hint="fix or uninstall the package that provides it")
         found[point.name] = rule
     return found
-
-
-def _may_bring_rules(path: str) -> bool:
-    """Return whether a package in this entry of sys.path may bring rules; only folders are searched."""
-    if not os.path.isdir(path):
-        return os.path.exists(path)
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.endswith((".dist-info", ".egg-info")):
-                try:
-                    with open(f"{entry.path}/entry_points.txt", "rb") as file:
-                        if PLUG_IN_GROUP.encode() in file.read():
-                            return True
-                except OSError:  # most have none
-                    continue
-    return False
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:
@@ -441,8 +419,8 @@ def cost_of_result(inputs: Inputs, of_taker: Inputs) -> Cost:
 
 
 def _rule_of(name: str, *, is_triton: bool) -> Rule | None:
-    if name in _OWN:
-        return _checked(name, _OWN[name])
+    if name in REGISTERED:
+        return _checked(name, REGISTERED[name])
     if name in RULES:
         return RULES[name]
     if is_triton or name.startswith(GENERATED):

@@ -14,6 +14,7 @@ from stepgrade.diagnosis.context import LIKE_CUDA, RuleContext, Runtime
 from stepgrade.model.activity import HostLine
 from stepgrade.model.ledger import ACCOUNTS, ALL_ACCOUNTS
 from stepgrade.model.scorecard import Finding, Severity
+from stepgrade.patterns import regex
 from stepgrade.replay.promises import Promise
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -178,7 +179,7 @@ def _shown(name: str, value: float) -> str:
     return show_ms(value * 1e3) if name == "seconds" else show_count(round(value))
 
 
-_PARTS = re.compile(r"(?<=[.;])\s+(?=\S)")
+_PARTS = regex(r"(?<=[.;])\s+(?=\S)")
 
 
 class Need(NamedTuple):
@@ -195,12 +196,12 @@ _OTHER_PROFILERS = frozenset({"nsys", "rocprof", "xplane", "xla_trace"})
 NEEDS = (
     Need(
         "PyTorch's profiler",
-        re.compile(r"with_stack|CPU and CUDA activities"),
+        regex(r"with_stack|CPU and CUDA activities"),
         lambda context: context.profile.source.format not in _OTHER_PROFILERS,
     ),
     Need(
         "a device that torch.cuda drives",
-        re.compile(
+        regex(
             r"torch\.cuda|CUDA|cuda|nccl|NCCL|expandable_segments|tensor cores|sdpa_kernel|Flash|Liger"
             r"|TunableOp"
         ),
@@ -208,27 +209,27 @@ NEEDS = (
     ),
     Need(
         "graphs of kernels",
-        re.compile(r"reduce-overhead|\bgraphs?\b(?! break)"),
+        regex(r"reduce-overhead|\bgraphs?\b(?! break)"),
         lambda context: context.platform in LIKE_CUDA and not context.replays_graphs,
     ),
     Need(
         "an accelerator",
-        re.compile(r"pin_memory|pinned|non_blocking|\b(the|on|each) devices?\b|[Ll]aunch"),
+        regex(r"pin_memory|pinned|non_blocking|\b(the|on|each) devices?\b|[Ll]aunch"),
         lambda context: context.platform != "cpu",
     ),
     Need(
         "arithmetic in bf16",
-        re.compile(r"bfloat16|\bbf16\b"),
+        regex(r"bfloat16|\bbf16\b"),
         lambda context: context.can_compute_in("bf16") is not False,
     ),
     Need(
         "arithmetic in tf32",
-        re.compile(r"\btf32\b|float32_matmul_precision|tensorfloat32"),
+        regex(r"\btf32\b|float32_matmul_precision|tensorfloat32"),
         lambda context: context.can_compute_in("tf32") is not False,
     ),
     Need(
         "a training step",
-        re.compile(
+        regex(
             r"optimizer|backward|[Gg]radient|GradScaler|zero_grad|no_sync|\bDDP\b|bucket_cap|\bZeRO"
             r"|the loss\b"
             r"|[Aa]ctivation checkpoint|checkpoint fewer|checkpoint every|frozen|training loop|epoch"
@@ -240,22 +241,22 @@ NEEDS = (
     ),
     Need(
         "shapes that were not recorded",
-        re.compile(r"record_shapes|[Rr]ecord \w*\s?shapes|operations with shapes"),
+        regex(r"record_shapes|[Rr]ecord \w*\s?shapes|operations with shapes"),
         lambda context: not context.has_recorded("shapes"),
     ),
     Need(
         "stacks that were not recorded",
-        re.compile(r"with_stack"),
+        regex(r"with_stack"),
         lambda context: not context.has_recorded("stacks"),
     ),
     Need(
         "operations that are not compiled yet",
-        re.compile(r"torch\.compile(?!\(mode)"),
+        regex(r"torch\.compile(?!\(mode)"),
         lambda context: not context.is_compiled,
     ),
     Need(
         "parameters in shards",
-        re.compile(r"FSDP|reshard_after_forward"),
+        regex(r"FSDP|reshard_after_forward"),
         lambda context: context.parallelism in {None, "fsdp", "data"},
     ),
 )

@@ -57,7 +57,7 @@ def load(
     memory); `progress` is called with bytes read and total, `rank_progress` with ranks; `dialects` describe
     your own log lines (`load_config`). `engine` is "here", "pool", "dask" or "dask://HOST:PORT"; unreadable
     ranks are skipped up to the share `most_unreadable`; `sample_ranks` limits how many ranks are read.
-    Results per rank are cached unless `cache` is False.
+    The profile of each trace and log is cached unless `cache` is False.
     """
     if workers is not None and workers < 1:
         raise BadOption("must be 1 or more", field="workers")
@@ -147,6 +147,10 @@ def read_run(run: RunFiles, options: ReadOptions) -> Profile | Baseline:
     """Return the profile of a run from what its files hold, or the baseline that its only file is."""
     if run.read is not None:
         parts = [run.read]
+    elif run.opened is not None and run.files[0].kind in ("traces", "log"):
+        from stepgrade.loading.cached import read_once  # a step profile is read sooner without it
+
+        parts = [read_once(run.opened, run.files[0], options, combine)]
     elif run.opened is not None:
         parts = [registry.read_source(run.opened, run.files[0].format)]
     elif run.files[0].kind == "traces":

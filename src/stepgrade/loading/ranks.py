@@ -19,8 +19,9 @@ from msgspec import Struct, structs
 from stepgrade.decoding import from_msgpack
 from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
-from stepgrade.engine.cache import Cache, cache_folder, key_of
+from stepgrade.engine.cache import Cache, key_of
 from stepgrade.errors import BadInput, EngineFailed, TooLarge
+from stepgrade.loading.cached import folder_for
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
@@ -29,7 +30,6 @@ from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.readers import registry
 from stepgrade.readers.discover import RunFile
 from stepgrade.readers.ranks import Processes, RankRecording, traces_in
-from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
 from stepgrade.trace.profile import analyse_rank
 
@@ -70,8 +70,8 @@ def analyse_file(item: bytes, report: Report) -> bytes:
     task = from_msgpack(item, FileTask)
     if task.path:
         task = structs.replace(task, file=structs.replace(task.file, path=os.fsdecode(task.path)))
-    folder = cache_folder() if task.cache else None
-    if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):
+    folder = folder_for(task.file.path) if task.cache else None
+    if folder is None:
         return msgspec.msgpack.encode(_analyse(task, report))
     cache, name = Cache(folder), os.path.basename(task.file.name)  # which may contain the rank
     key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))

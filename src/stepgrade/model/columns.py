@@ -1,11 +1,12 @@
-"""Which values a column of integers holds: what np.unique and np.isin tell, without the modules they load.
+"""What columns hold: np.unique, np.isin, np.median and np.quantile without the modules that they load.
 
-Both import numpy's masked arrays on first use, which takes longer than a small trace takes to read. Most
-columns number something, so a table of the values is quicker than sorting them as well.
+All import numpy's masked arrays on first use, which takes longer than a small trace takes to read. Most
+columns of integers number something, so a table of the values is quicker than sorting them as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,6 +77,27 @@ def among(column: NDArray[Whole], values: Iterable[int] | NDArray[Any]) -> Mask:
     place = np.minimum(np.searchsorted(wanted, column), len(wanted) - 1)
     np.equal(wanted[place], column, out=found)
     return found
+
+
+def median(column: Column) -> float:
+    """Return np.median of a column: NaN where it is empty or holds one."""
+    count = len(column)
+    if not count:
+        return math.nan
+    ordered = np.partition(column, ((count - 1) // 2, count // 2, count - 1))
+    if ordered[-1] != ordered[-1]:
+        return math.nan
+    return (float(ordered[(count - 1) // 2]) + float(ordered[count // 2])) / 2.0
+
+
+def quantile(column: Column, share: float) -> float:
+    """Return np.quantile of a column of numbers, of which there is at least one."""
+    place = share * (len(column) - 1)
+    low = int(place)
+    high, part = min(low + 1, len(column) - 1), place - low
+    ordered = np.partition(column, (low, high))
+    below, above = float(ordered[low]), float(ordered[high])
+    return above - (above - below) * (1.0 - part) if part >= 0.5 else below + (above - below) * part
 
 
 def narrow(column: Column) -> Column:

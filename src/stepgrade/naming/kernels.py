@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from functools import lru_cache
+
+from stepgrade.patterns import regex
 
 
 class CollectiveKind(StrEnum):
@@ -21,7 +22,7 @@ class CollectiveKind(StrEnum):
 
 # An exchange consists of sends, so it comes first. NCCL calls kernels of both SendRecv.
 _COLLECTIVES = tuple(
-    (kind, re.compile(pattern))
+    (kind, regex(pattern))
     for kind, pattern in (
         (CollectiveKind.ALL_TO_ALL, r"all[_-]?to[_-]?all|dispatch|combine|a2a"),
         (CollectiveKind.REDUCE_SCATTER, r"reduce[_-]?scatter"),
@@ -46,7 +47,7 @@ PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 # Types of inputs in the names of kernels (cuBLAS, cuDNN, CUTLASS, nvjet; rocBLAS and hipBLASLt with Cijk_,
 # MIOpen) and in the parameters of templates. The first that fits decides: sums are in fp32 in any case.
 _PRECISIONS = tuple(
-    (precision, re.compile(pattern))
+    (precision, regex(pattern))
     for precision, pattern in (
         ("int8", r"imma|i8816|i16832|_s8_|s8s8|i8i8|int8|^Cijk_\w+?_I8"),
         ("fp8", r"e4m3|e5m2|fp8|float8|nvjet_(?:sm\d+_)?q|_F8"),
@@ -69,9 +70,9 @@ def precision_of_kernel(name: str) -> str | None:
 
 
 # Copies are compiled for the width of what they copy or for its type, other loops for its type.
-_WIDTH = re.compile(r"OpaqueType<(\d{1,2})")
-_COPIED = re.compile(r"CatArray\w*<(?:\w+::)*(\w+)")
-_TYPES = re.compile(r"\b(BFloat16|Half|double|float)\b")
+_WIDTH = regex(r"OpaqueType<(\d{1,2})")
+_COPIED = regex(r"CatArray\w*<(?:\w+::)*(\w+)")
+_TYPES = regex(r"\b(BFloat16|Half|double|float)\b")
 _ITEM_BYTES = {"BFloat16": 2, "Half": 2, "short": 2, "double": 8, "long": 8, "float": 4, "int": 4, "bool": 1}
 
 
@@ -88,13 +89,13 @@ def item_bytes_of_kernel(name: str) -> int | None:
 
 # Instructions and libraries that use them: HMMA, IMMA, WGMMA, tcgen05; nvjet; CUTLASS's tensorop; MFMA and
 # WMMA with Tensile's MI and MIOpen's gtcx and xdlops; fused attention of 16 bits.
-_USES = re.compile(
+_USES = regex(
     r"[his](16)?(884|1688|8816|16816|16832)(?!\d)|[hi]mma|wgmma|gmma|nvjet|tensorop|tcgen05|umma|utcmma"
     r"|sm(80|86|89|90|100|120)_xmma|_mi\d+x\d+|gtcx|xdlops|mfma|wmma|fmha|flash_(fwd|bwd)|flashattn|ck_tile.*gemm"
     r"|bf16bf16|e4m3|_f16f16|kernel_cutlass.*(sm90|sm100)"
 )
 # Products that are known not to.
-_PLAIN = re.compile(r"simt|[sd]gemm(?!.*(tf32|1688))|scudnn(?!.*(884|1688))|gemv|winograd|fft")
+_PLAIN = regex(r"simt|[sd]gemm(?!.*(tf32|1688))|scudnn(?!.*(884|1688))|gemv|winograd|fft")
 
 
 @lru_cache(maxsize=20_000)

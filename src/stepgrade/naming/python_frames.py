@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-_FRAME = re.compile(r"^(?P<path>.+)\((?P<line>\d+)\): (?P<name>.+)$")
-_BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<name>\w+)(?: of (?:(?P<kind>[\w.]+) object)?)?")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
-_HOME = re.compile(r"^(?:[A-Za-z]:)?/(?:home|Users)/[^/]+/|^/root/")
-_INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)(?=/)")
+from stepgrade.patterns import regex
+
+_FRAME = regex(r"^(?P<path>.+)\((?P<line>\d+)\): (?P<name>.+)$")
+_BUILT_IN = regex(r"^<built-in (?:function|method) (?P<name>\w+)(?: of (?:(?P<kind>[\w.]+) object)?)?")
+_ADDRESS = regex(r" at 0x[0-9a-f]+(?=>)")
+_HOME = regex(r"^(?:[A-Za-z]:)?/(?:home|Users)/[^/]+/|^/root/")
+_INSTALLED = regex(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)(?=/)")
 # The profiler leaves out the directory that a module was found in, so that of an installed package only its
 # own name is left. These are the packages that training loops are made of.
 _PACKAGE_NAMES = (

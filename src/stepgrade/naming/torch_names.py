@@ -11,61 +11,62 @@ from numpy.typing import NDArray
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Kinds
 from stepgrade.naming.work_class import WorkClass, classify
+from stepgrade.patterns import regex
 
 Mask = NDArray[np.bool_]
 
-STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,30})")
+STEP = regex(r"^ProfilerStep\s*#\s*(\d{1,30})")
 # One execution of a compiled program after another, as the reader of such profiles writes it.
-EXECUTION = re.compile(r"^XlaStep#(\d{1,30})")
+EXECUTION = regex(r"^XlaStep#(\d{1,30})")
 # PyTorch's own range, or one that a user named so.
-OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#|^(?i:optimi[sz]er[ _.]?step)\b")
-OPTIMIZER = re.compile(
+OPTIMIZER_STEP = regex(r"^Optimizer\.step#|^(?i:optimi[sz]er[ _.]?step)\b")
+OPTIMIZER = regex(
     r"^Optimizer\.(step|zero_grad)#|^##\s*(optimizer|zero_grad)\b|^optimi[sz]er([ _.]?step)?$|^zero[ _]grad$",
     re.IGNORECASE,
 )
-WARM_UP = re.compile(r"\bwarm[-_ ]?up|_warmup\b", re.IGNORECASE)
-LOADER = re.compile(r"^enumerate\(DataLoader\)#")
-INPUT = re.compile(
+WARM_UP = regex(r"\bwarm[-_ ]?up|_warmup\b", re.IGNORECASE)
+LOADER = regex(r"^enumerate\(DataLoader\)#")
+INPUT = regex(
     r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data"
     r"|^(input|data)([ _-]?(pipeline|wait|fetch|loading))?$|^infeed\b",
     re.IGNORECASE,
 )
-BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
-BACKWARD_RANGE = re.compile(r"^##\s*backward\b|\bbackward\b", re.IGNORECASE)
-FORWARD_RANGE = re.compile(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
+BACKWARD = regex(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
+BACKWARD_RANGE = regex(r"^##\s*backward\b|\bbackward\b", re.IGNORECASE)
+FORWARD_RANGE = regex(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
 # Ranges that users put around the passes of a step.
-FORWARD_PASS = re.compile(r"(\b|_)(forward|fwd)(\b|_)", re.IGNORECASE)
-BACKWARD_PASS = re.compile(r"^(?!.*(forward|fwd)).*(\b|_)(backward|bwd)(\b|_)", re.IGNORECASE)
+FORWARD_PASS = regex(r"(\b|_)(forward|fwd)(\b|_)", re.IGNORECASE)
+BACKWARD_PASS = regex(r"^(?!.*(forward|fwd)).*(\b|_)(backward|bwd)(\b|_)", re.IGNORECASE)
 # Around all that torch.compile does to compile a function, and its backward pass.
-COMPILES = re.compile(r"^entire_(frame|backward)_compile$")
-COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
-COMMUNICATION_OP = re.compile(
+COMPILES = regex(r"^entire_(frame|backward)_compile$")
+COMMUNICATION_RANGE = regex(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
+COMMUNICATION_OP = regex(
     r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)"
     r"|^(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|collective-(permute|broadcast))(-start|-done)?$"
 )
-COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):|^c10d::")
-COMPILED = re.compile(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^CompiledFunction")
-SYNC_CALL = re.compile(
+COLLECTIVE = regex(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):|^c10d::")
+COMPILED = regex(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^CompiledFunction")
+SYNC_CALL = regex(
     r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream"
     r"|^(ur|pi)(Event\w*Wait|QueueFinish)$"
 )
 # Of CUDA, HIP, MTIA, Intel's (Unified Runtime, before that PI, and Level Zero), Ascend's.
-LAUNCH_CALL = re.compile(
+LAUNCH_CALL = regex(
     r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch"
     r"|^(ur|pi)EnqueueKernelLaunch|^zeCommandListAppendLaunch|^torch_to_npu$"
 )
 # Operations that only a device has; those of a processor have other names.
-DEVICE_OP = re.compile(
+DEVICE_OP = regex(
     r"^aten::_?((cudnn|miopen)_(convolution|batch_norm|depthwise|rnn|grid_sampler|affine_grid|attention)\w*"
     r"|thnn_fused_(lstm|gru)_cell\w*|(flash|efficient)_attention_(forward|backward)"
     r"|scaled_dot_product_(cudnn|efficient)_attention(_backward)?)$"
 )
-GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
-QUEUE_FULL = re.compile(r"^Command Buffer Full$")
+GRAPH_LAUNCH = regex(r"^(cu(da)?|hip)GraphLaunch")
+QUEUE_FULL = regex(r"^Command Buffer Full$")
 # Large embedding tables as recommenders have them.
-EMBEDDING_TABLES = re.compile(r"^fbgemm::|split_embedding|table_batched_embedding|^aten::_?embedding_bag")
+EMBEDDING_TABLES = regex(r"^fbgemm::|split_embedding|table_batched_embedding|^aten::_?embedding_bag")
 # Ranges that PyTorch itself writes: not layers, though their names may differ by a number.
-FRAMEWORK_RANGE = re.compile(
+FRAMEWORK_RANGE = regex(
     r"^(ProfilerStep\s*#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|## |(nccl|gloo|mpi|ucc):"
     r"|DistributedDataParallel\.forward$)"
 )

@@ -7,6 +7,8 @@ from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 
+from stepgrade.patterns import regex
+
 
 class WorkClass(IntEnum):
     """Kinds of work."""
@@ -134,7 +136,7 @@ _VIEW_NAMES = (
 )
 _VIEWS = frozenset(f"aten::{name}" for name in _VIEW_NAMES.split())
 # Draws numbers one by one. What dropout draws, on a processor, is called the same.
-RANDOM = re.compile(
+RANDOM = regex(
     r"^aten::(rand\w*|normal\w*|uniform_?|random_|bernoulli_?|exponential_|geometric_|cauchy_|log_normal_"
     r"|multinomial|poisson)$"
 )
@@ -197,8 +199,8 @@ _ROLES = {role: frozenset(words.split()) for role, (_, words) in _ROLE_WORDS.ite
 _UPDATES = frozenset({"adam", "adamw", "optim", "optimizer", "sgd", "muon"})
 _BACKWARD = frozenset(["bwd", "backward", "grad", "dgrad", "wgrad", "bw"])
 _FORWARD = frozenset(["fwd", "forward", "fw"])
-_WORD = re.compile(r"[a-z0-9]+")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = regex(r"[a-z0-9]+")
+_CAMEL = regex(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _LONGEST_ROLE = 200
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, distinct, groups, narrow
+from stepgrade.model.columns import among, distinct, groups, median, narrow
 from stepgrade.model.events import NONE, Longs
 from stepgrade.model.ranks import CollectiveRow, ExpertUse, RankMessages
 from stepgrade.model.tracks import CollectiveWait
@@ -313,7 +313,7 @@ class Matching:
             late = [self._ends(index, own.row) - middle[own.key] for own, middle in parts]
             counts = [middle[own.key] > _LEAST for own, middle in parts]
             if any(found.any() for found in counts):
-                lag = int(np.median(np.concatenate(late)[np.concatenate(counts)]))
+                lag = int(median(np.concatenate(late)[np.concatenate(counts)]))
                 offsets_ns[index] = lag if abs(lag) > CLOCKS_APART_NS else 0
         return offsets_ns
 

@@ -11,11 +11,12 @@ from msgspec import Struct, structs
 
 from stepgrade.errors import BadInput
 from stepgrade.files import scratch_folder
+from stepgrade.patterns import regex
 from stepgrade.readers import registry
 from stepgrade.readers.base import Kind, Part, Reader
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions, shown_path
 
-RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+RANK_IN_NAME = regex(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _COMPILE_LOG = "torch_trace"
 
 

@@ -10,6 +10,7 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput
 from stepgrade.model.ranks import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
+from stepgrade.patterns import regex
 from stepgrade.readers.base import Part, Reader, text_of
 from stepgrade.readers.source import ByteSource
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from stepgrade.readers.plain_pickle import Plain
 
 # The first keys of the dict that a dump is, in protocol 2 (of C++) to 5.
-_PICKLE = re.compile(rb"\A\x80[\x02-\x05](?s:.){0,200}(?:pg_config|pg_status|comm_lib_version|nccl_version)")
+_PICKLE = regex(rb"\A\x80[\x02-\x05](?s:.){0,200}(?:pg_config|pg_status|comm_lib_version|nccl_version)")
 _KEYS = frozenset({"entries", "pg_config"})
-_RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)|(\d{1,6})(?:\.[A-Za-z]+)*$", re.IGNORECASE)
-_MESSAGE = re.compile(r"^(send|recv) ?(\d{1,6})(->|<-)(\d{1,6})$")
+_RANK_IN_NAME = regex(r"rank[-_. ]?(\d{1,6})(?!\d)|(\d{1,6})(?:\.[A-Za-z]+)*$", re.IGNORECASE)
+_MESSAGE = regex(r"^(send|recv) ?(\d{1,6})(->|<-)(\d{1,6})$")
 _STATES = ("scheduled", "started", "completed")
 _LONGEST_PATH = 1000
 _LARGEST = 1 << 53

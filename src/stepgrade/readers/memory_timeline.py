@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson
+from stepgrade.patterns import regex
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from stepgrade.model.events import Floats
 
 # [[times], [[sizes], …]], and rows of time, action, bytes and category.
-_SUMS = re.compile(rb"\A\s{0,9}\[\s{0,9}\[\d{10,20}(?:\.\d{1,9})?(?:\]|,\s{0,9}\d{10,20}\b)")
-_EVENTS = re.compile(rb"\A\s{0,9}\[\s{0,9}\[-?\d{1,20},\s{0,9}[1-4],\s{0,9}-?\d{1,20},\s{0,9}[0-7]\]")
+_SUMS = regex(rb"\A\s{0,9}\[\s{0,9}\[\d{10,20}(?:\.\d{1,9})?(?:\]|,\s{0,9}\d{10,20}\b)")
+_EVENTS = regex(rb"\A\s{0,9}\[\s{0,9}\[-?\d{1,20},\s{0,9}[1-4],\s{0,9}-?\d{1,20},\s{0,9}[0-7]\]")
 # What each column of the sums is: the first is always 0. Inputs are in no category, and what
 # autograd needs besides activations comes and goes within the backward pass.
 _COLUMNS = ("weights", "optimizer", "other", "temporary", "activations", "gradients", "temporary", "other")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from stepgrade.errors import BadInput, BadOption, MissingExtra, UnknownFormat, did_you_mean
+from stepgrade.plug_ins import plug_ins
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
@@ -33,10 +34,8 @@ def readers() -> Iterator[Reader]:
     """Yield every reader in the order in which they are tried; the log reader takes any text and is last."""
     for name in BUILT_IN[:-1]:
         yield built_in(name)
-    from importlib.metadata import entry_points  # slow to import, rarely needed
-
     hint = "repair or uninstall the package that provides it"
-    for point in entry_points(group=PLUG_IN_GROUP):
+    for point in plug_ins(PLUG_IN_GROUP):
         try:
             reader = point.load()
         except (ImportError, AttributeError) as error:

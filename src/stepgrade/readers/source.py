@@ -68,7 +68,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     engine: str | None = None  # where the files of ranks are read; None: in this process, or a pool if large
     workers: int | None = None  # processes that read them; None is as many as cores and memory allow
     most_unreadable: float = MOST_UNREADABLE  # share of the ranks that may be unreadable
-    cache: bool = False  # keep the result of each rank's file for the next time
+    cache: bool = False  # keep the result of each trace and log for the next time
     sample_ranks: int | None = None  # files of ranks that are looked at, spread over all; None is all
     rank_progress: Progress | None = None  # as `progress`, of ranks
 

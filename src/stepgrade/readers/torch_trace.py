@@ -18,13 +18,14 @@ from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.compilation import CompiledFrame, CompileLog, FailedGuard, GraphBreak
 from stepgrade.naming.python_frames import read_frame, without_address
+from stepgrade.patterns import regex
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _HEADER = rb"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} \d{1,20} [^\s\]]{1,500}:\d{1,9}\] "
-_FIRST_LINE = re.compile(rb"\A" + _HEADER + rb'\{"')
+_FIRST_LINE = regex(rb"\A" + _HEADER + rb'\{"')
 # The first key is the kind of record.
-_WANTED = re.compile(
+_WANTED = regex(
     _HEADER
     + rb'(\{"(?:compilation_metrics|bwd_compilation_metrics|dynamo_start|artifact|chromium_event)": .*)',
     re.DOTALL,
@@ -39,18 +40,18 @@ _MOST_GUARDS = 8  # of a frame
 _MOST_KINDS_OF_GUARDS = 64
 _GUARDS, _BREAK = "recompile_reasons", "dynamo_graph_break_reason"
 _GRAPH_RECORDED = "CUDAGraphNode.record"
-_RECORD_INSIDE = re.compile(r"[^\s:]{1,200}\.py:\d{1,9}\] ")
-_COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)*: ")
-_NUMBERS = re.compile(r"\d+")
-_BREAK_AT = re.compile(r"^Graph break in user code at (.{1,1000}):(\d{1,9})$", re.MULTILINE)
-_FRAME_LINE = re.compile(r'^\s*File "(.{1,1000})", line (\d{1,9}), in (\S{1,300})$', re.MULTILINE)
-_REASON = re.compile(r"^(?:Graph Break )?Reason: (.*)$|^(Graph break: .*)$", re.MULTILINE)
-_EXPLAINED = re.compile(r"^(\S.*)\n+ {2}Explanation: (.*)$", re.MULTILINE)
-_TRACEBACKS = re.compile(r"^(?:Traceback \(most recent call last\)|NoneType: None)", re.MULTILINE)
-_RANK_IN_NAME = re.compile(r"rank_(\d{1,6})(?!\d)")
+_RECORD_INSIDE = regex(r"[^\s:]{1,200}\.py:\d{1,9}\] ")
+_COMPILE_ID = regex(r"^!?\d+(?:/\d+)*: ")
+_NUMBERS = regex(r"\d+")
+_BREAK_AT = regex(r"^Graph break in user code at (.{1,1000}):(\d{1,9})$", re.MULTILINE)
+_FRAME_LINE = regex(r'^\s*File "(.{1,1000})", line (\d{1,9}), in (\S{1,300})$', re.MULTILINE)
+_REASON = regex(r"^(?:Graph Break )?Reason: (.*)$|^(Graph break: .*)$", re.MULTILINE)
+_EXPLAINED = regex(r"^(\S.*)\n+ {2}Explanation: (.*)$", re.MULTILINE)
+_TRACEBACKS = regex(r"^(?:Traceback \(most recent call last\)|NoneType: None)", re.MULTILINE)
+_RANK_IN_NAME = regex(r"rank_(\d{1,6})(?!\d)")
 
 
-_RAISED = re.compile(r"(?<= raised:)\s{0,9}\n")
+_RAISED = regex(r"(?<= raised:)\s{0,9}\n")
 
 
 class _Artifact(Struct, frozen=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
+from stepgrade.patterns import regex
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
-_CHROME = re.compile(rb'\A\s{0,99}\{\s{0,99}"(?:displayTimeUnit|metadata|traceEvents)"')
-_OF_XLA = re.compile(rb'"name"\s{0,9}:\s{0,9}"/(?:device:[A-Z]|host:CPU)')
+_CHROME = regex(rb'\A\s{0,99}\{\s{0,99}"(?:displayTimeUnit|metadata|traceEvents)"')
+_OF_XLA = regex(rb'"name"\s{0,9}:\s{0,9}"/(?:device:[A-Z]|host:CPU)')
 
 
 def recognises(source: ByteSource) -> bool:

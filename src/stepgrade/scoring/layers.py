@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -12,6 +11,7 @@ from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
 from stepgrade.model import RECORDER, Note, Profile
 from stepgrade.model.operations import LayerStep, ModuleStep
+from stepgrade.patterns import regex
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.statistics import median, median_and_spread
@@ -23,7 +23,7 @@ MODULE_OPS_KEPT = 6
 MODULE_KERNELS_KEPT = 3
 Direction = Literal["forward", "backward"]
 
-_SINGLE_PRODUCT = re.compile(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?)_\d+$")
+_SINGLE_PRODUCT = regex(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?)_\d+$")
 
 
 class SlowLayer(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepgrade.model.columns import among, distinct
+from stepgrade.model.columns import among, distinct, median
 from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, HostEvents, Ids, Kinds, Longs, Trace
 from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.naming.torch_names import (
@@ -257,8 +257,8 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
     # A last step that only the host's clock ends may hold the profiler's flush.
     if len(rest) > 1 and last[0] == len(mark) - 1 - int(empty[::-1].argmin()):
         alike = rest[kind[rest] == kind[last]]
-        middle = float(np.median(dur[alike if len(alike) else rest]))
-        is_longer = dur[last[0]] > np.median(dur[rest])
+        middle = median(dur[alike if len(alike) else rest])
+        is_longer = dur[last[0]] > median(dur[rest])
         if is_longer and abs(int(dur[last[0]]) - middle) > TOLERANCE * middle:
             mark[last] = StepMark.FLUSH
     return Windows(start, end, on_device, known, kind, tuple(map(StepMark, mark.tolist())))

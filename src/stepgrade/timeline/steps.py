@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, groups
+from stepgrade.model.columns import among, groups, median
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Longs, RangeKind, TimedEvents, Trace
 from stepgrade.naming.torch_names import (
     BACKWARD,
@@ -35,6 +35,7 @@ from stepgrade.naming.torch_names import (
     matching,
     named,
 )
+from stepgrade.patterns import regex
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.links import MODULE, OP, HostTree, Links, nearest, pick
 
@@ -42,22 +43,22 @@ LEAST_SHARE = 0.5  # of the device's work, for steps to be those of the run
 MOST_SHARE = 0.8  # of it, for a repeated range or module to be the steps
 REPEATED_SHARE = 0.9  # of the operations, for a repetition of them to be the steps
 # Ranges that count rounds of a loop; others whose names differ by a number may be layers.
-_ROUND = re.compile(r"step|iter|batch|epoch|round|loop|request", re.IGNORECASE)
-_COUNTED = re.compile(r"\b(train(ing)?[ _-]?)?(step|iter(ation)?)\b[ _#:.-]*\d*", re.IGNORECASE)
+_ROUND = regex(r"step|iter|batch|epoch|round|loop|request", re.IGNORECASE)
+_COUNTED = regex(r"\b(train(ing)?[ _-]?)?(step|iter(ation)?)\b[ _#:.-]*\d*", re.IGNORECASE)
 # Done once in a pass, at its start or its end: a repetition that holds one of these is not a layer.
-_ONCE_A_PASS = re.compile(
+_ONCE_A_PASS = regex(
     r"^aten::(embedding|adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax|topk"
     r"|multinomial|randn?|randint|item|to|_local_scalar_dense|flatten)$"
 )
 # The same for kernels; a replayed graph is a whole pass.
-_KERNEL_ONCE_A_PASS = re.compile(
+_KERNEL_ONCE_A_PASS = regex(
     r"multi_tensor_apply|adam|fused_?sgd|nll_loss|cross_?entropy|log_?softmax|(?<!rotary_)embedding|indexselect"
     r"|^CUDA graph",
     re.IGNORECASE,
 )
-_COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl)")
+_COLLECTIVE_KERNEL = regex(r"^(nccl|rccl)")
 # No layer has one of these: rounds that do are whole passes.
-_WHOLE_PASS = re.compile(
+_WHOLE_PASS = regex(
     r"^aten::(adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax)$"
 )
 MOST_TURNS = 4  # of optimizers with one name, in one step
@@ -126,7 +127,7 @@ class Computed(NamedTuple):
     def are_equal_rounds(self, edges: Longs, *, of_one_size: bool = True) -> bool:
         """Return whether rounds hold most of the work, and most of them about the same amount of it."""
         shares = self.shares(edges[:-1], edges[1:])
-        usual = float(np.median(shares))
+        usual = median(shares)
         alike = (np.abs(shares - usual) <= 0.5 * usual).mean() if of_one_size else 1.0
         return bool(min(alike, shares.sum()) >= MOST_SHARE)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +16,7 @@ from stepgrade.model.activity import (
     OptimizerTally,
     WaitTally,
 )
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, distinct, groups, median, quantile
 from stepgrade.model.events import NONE, DeviceEvent, Longs, Trace, Wholes
 from stepgrade.naming.torch_names import (
     BACKWARD,
@@ -31,6 +29,7 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import MATMULS, RANDOM, WorkClass
+from stepgrade.patterns import regex
 from stepgrade.ranks.collectives import communication_by_purpose, tally_collectives
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.ledger import HOST_COPIES, LedgerSpans, stall_from_ns, waiting_calls
@@ -52,7 +51,7 @@ from stepgrade.units import NS_PER_MS
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
 # nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
 # A first launch loads its kernel, a first allocation makes the context: milliseconds to seconds.
-SETS_UP = re.compile(
+SETS_UP = regex(
     r"^(cu|hip)\w*(Launch|Malloc|HostAlloc|Module|LibraryLoad|Create|Init|SetDevice|GetDevice|FuncGet|Occupancy)"
     r"|^(cuda|hip)Free$",
 )
@@ -61,18 +60,18 @@ WAITS_WITH_LINES = 50
 # Runtimes whose events have categories of their own, and how the calls of others begin.
 _OWN_CATEGORIES = ("mtia", "xpu", "hpu")
 _PLATFORMS = (
-    ("rocm", re.compile(r"hip[A-Z]|AMD\b|__amd_|Cijk_")),
-    ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
-    ("npu", re.compile(r"acl[a-z]|Ascend")),
+    ("rocm", regex(r"hip[A-Z]|AMD\b|__amd_|Cijk_")),
+    ("cuda", regex(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
+    ("npu", regex(r"acl[a-z]|Ascend")),
 )
 _ARCHITECTURES = (
-    ("6.0", re.compile(r"(maxwell|pascal)_")),
-    ("7.0", re.compile(r"(volta|turing)_")),
-    ("8.0", re.compile(r"(ampere|sm80)_")),
-    ("9.0", re.compile(r"(nvjet|sm90)_")),
-    ("10.0", re.compile(r"sm10\d_")),
+    ("6.0", regex(r"(maxwell|pascal)_")),
+    ("7.0", regex(r"(volta|turing)_")),
+    ("8.0", regex(r"(ampere|sm80)_")),
+    ("9.0", regex(r"(nvjet|sm90)_")),
+    ("10.0", regex(r"sm10\d_")),
 )
-_DROPOUT = re.compile(r"^aten::\w*dropout")
+_DROPOUT = regex(r"^aten::\w*dropout")
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -236,7 +235,7 @@ def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
 def stall_ns(timeline: Timeline) -> float:
     """Return the length from which a gap is more than a launch: the host did something else."""
     windows = timeline.windows
-    step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
+    step_ns = median(windows.dur_ns[windows.steady]) if windows.steady.any() else 0.0
     return stall_from_ns(step_ns)
 
 
@@ -265,7 +264,7 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
         short_count=float(short.sum()) / steps,
         short_ms=float(dur[short].sum()) / steps / NS_PER_MS,
         graph_share=float(graphs.sum()) / max(len(rows), 1),
-        launch_call_us=float(np.median(calls.dur_ns[launches])) / 1e3 if len(launches) else None,
+        launch_call_us=median(calls.dur_ns[launches]) / 1e3 if len(launches) else None,
         outrun_share=float(outrun.sum()) / max(len(rows), 1),
     )
 
@@ -294,7 +293,7 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
         after_sync_ms=float(min(opened, ahead)) / steps / NS_PER_MS,
         stall_ms=float((lengths * own)[long].sum()) / steps / NS_PER_MS,
         stalls=float(long.sum()) / steps,
-        steady_stall_ms=float(np.percentile(per_step, 25)) / NS_PER_MS if len(per_step) else None,
+        steady_stall_ms=quantile(per_step, 0.25) / NS_PER_MS if len(per_step) else None,
         longest_ms=longest / NS_PER_MS,
         dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
         stall_from_ms=stall_ns(timeline) / NS_PER_MS,
@@ -446,10 +445,7 @@ def find_turns(names: Wholes, starts: Longs) -> NDArray[np.int64]:
             turns = (stop - first) // period + 1
             last = first + turns * period - 1
             # The median: on a busy machine a few turns wait for a core, thousands of times as long.
-            if (
-                turns >= FEWEST_TURNS
-                and np.median(np.diff(starts[first : last + 1 : period])) <= SHORT_TURN_NS
-            ):
+            if turns >= FEWEST_TURNS and median(np.diff(starts[first : last + 1 : period])) <= SHORT_TURN_NS:
                 found.append((first, last, period))
     # A stretch repeats with twice its period as well: the shorter period is kept. Kept stretches are never
     # shorter: one that overlaps this stretch holds its first or its last index.

@@ -7,7 +7,6 @@ called `torch_dynamo_resume_in_NAME_at_LINE`, or in a nested region.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Source
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching
+from stepgrade.patterns import regex
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.ledger import StepMark, compile_spans
 from stepgrade.timeline.timeline import Timeline
@@ -28,12 +28,12 @@ from stepgrade.units import NS_PER_MS, show_count, show_ms
 
 _FRAMES_LOOKED_UP = 50
 _STEPS_KEPT = 100
-_FRAME = re.compile(r"^entire_frame_compile$")
-_REGION = re.compile(r"^Torch-Compiled Region: (\d{1,9})/(\d{1,9})(?!\d)")
-_LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
-_GRAPH_RECORD = re.compile(r"CUDAGraphNode\.record|^cudagraphify\b")
-_COMPILE_ID = re.compile(r"^entire_frame_compile_data: .*compile_id=(\d{1,9})/(\d{1,9})(?!\d)")
-_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
+_FRAME = regex(r"^entire_frame_compile$")
+_REGION = regex(r"^Torch-Compiled Region: (\d{1,9})/(\d{1,9})(?!\d)")
+_LOOKUP = regex(r"^TorchDynamo Cache Lookup$")
+_GRAPH_RECORD = regex(r"CUDAGraphNode\.record|^cudagraphify\b")
+_COMPILE_ID = regex(r"^entire_frame_compile_data: .*compile_id=(\d{1,9})/(\d{1,9})(?!\d)")
+_RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 
 def find_compilation(timeline: Timeline) -> Compilation | None:

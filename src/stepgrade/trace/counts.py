@@ -22,6 +22,7 @@ from stepgrade.naming.torch_names import (
     matching,
     named,
 )
+from stepgrade.patterns import regex
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.links import in_direction
 from stepgrade.timeline.steps import steps_of
@@ -29,62 +30,60 @@ from stepgrade.timeline.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Piece
 from stepgrade.units import NS_PER_MS
 
 _OPS = {
-    "item": re.compile(r"^aten::item$"),
-    "data_dependent": re.compile(r"^aten::(nonzero|masked_select|unique\w*|_unique2)$"),
-    "sdpa_math": re.compile(r"^aten::_scaled_dot_product_attention_math$"),
-    "rsqrt": re.compile(r"^aten::rsqrt_?$"),
-    "mean": re.compile(r"^aten::mean$"),
-    "conv": re.compile(r"^aten::convolution$"),
-    "softmax": re.compile(r"^aten::_softmax$"),
-    "bmm": re.compile(r"^aten::(bmm|baddbmm)$"),
-    "fbgemm": re.compile(r"^fbgemm::|SplitLookupFunction|^split_embedding"),
-    "loss_scale": re.compile(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
+    "item": regex(r"^aten::item$"),
+    "data_dependent": regex(r"^aten::(nonzero|masked_select|unique\w*|_unique2)$"),
+    "sdpa_math": regex(r"^aten::_scaled_dot_product_attention_math$"),
+    "rsqrt": regex(r"^aten::rsqrt_?$"),
+    "mean": regex(r"^aten::mean$"),
+    "conv": regex(r"^aten::convolution$"),
+    "softmax": regex(r"^aten::_softmax$"),
+    "bmm": regex(r"^aten::(bmm|baddbmm)$"),
+    "fbgemm": regex(r"^fbgemm::|SplitLookupFunction|^split_embedding"),
+    "loss_scale": regex(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
 }
-_CONVOLUTION = re.compile(r"^aten::(conv[23]d|convolution)$")
+_CONVOLUTION = regex(r"^aten::(conv[23]d|convolution)$")
 _IMAGE_SIZES = 4  # batch, channels, height and width; a video's frames are a fifth
 _CHANNELS = (1, 3)
 _OPS_IN_CONTEXT = {
-    "zero_fill": (re.compile(r"^aten::(zero_|_foreach_zero_|fill_)$"), IN_OPTIMIZER),
-    "isnan_in_backward": (re.compile(r"^aten::isnan$"), IN_BACKWARD),
+    "zero_fill": (regex(r"^aten::(zero_|_foreach_zero_|fill_)$"), IN_OPTIMIZER),
+    "isnan_in_backward": (regex(r"^aten::isnan$"), IN_BACKWARD),
 }
 _RANGES = {
     "compiled_region": COMPILED,
-    "data_parallel": re.compile(r"^DataParallel\.forward"),
-    "gloo": re.compile(r"^gloo:"),
-    "optimizer_step": re.compile(r"^Optimizer\.step#"),
+    "data_parallel": regex(r"^DataParallel\.forward"),
+    "gloo": regex(r"^gloo:"),
+    "optimizer_step": regex(r"^Optimizer\.step#"),
 }
 _KERNELS = {
-    "layout": re.compile(r"nchwtonhwc|nhwctonchw|batched_transpose|transpose_readwrite", re.IGNORECASE),
-    "triton": re.compile(r"^triton_"),
-    "dropout": re.compile(r"dropout", re.IGNORECASE),
-    "fill": re.compile(r"FillFunctor|^Memset", re.IGNORECASE),
+    "layout": regex(r"nchwtonhwc|nhwctonchw|batched_transpose|transpose_readwrite", re.IGNORECASE),
+    "triton": regex(r"^triton_"),
+    "dropout": regex(r"dropout", re.IGNORECASE),
+    "fill": regex(r"FillFunctor|^Memset", re.IGNORECASE),
 }
-_CALLS = {
-    "graph_capture": re.compile(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")
-}
+_CALLS = {"graph_capture": regex(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")}
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
 # Some models index a table of weights instead.
 _LOOKUPS = ("aten::embedding", "aten::index")
 _SMALLEST_VOCABULARY = 256
 _FEW_SHARE = 0.1
-_PRODUCT = re.compile(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$")
+_PRODUCT = regex(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$")
 _SIZES_TRIED = 16
 _COPIES = 16  # of a token, for the experts that it goes to
 _FED_SHARE = 0.5
 # Optimizers and the gradients' own operations, where no range or autograd node names them.
-_TRAINING_OP = re.compile(
+_TRAINING_OP = regex(
     r"^aten::(_fused_(adam|adamw|sgd|adagrad)_?|_foreach_(lerp|addcdiv|addcmul|norm)_?|\w+_backward(_\w+)?)$"
     r"|_backward\d*$|Optimizer"
 )
-_TRAINING_RANGE = re.compile(r"\boptimi[sz]er|optim_step|\btrain(ing)?_step|zero_grad", re.IGNORECASE)
+_TRAINING_RANGE = regex(r"\boptimi[sz]er|optim_step|\btrain(ing)?_step|zero_grad", re.IGNORECASE)
 # Kernels of a backward pass or of an optimizer. A convolution's dgrad alone is a transposed convolution too.
-_TRAINING_KERNEL = re.compile(
+_TRAINING_KERNEL = regex(
     r"wgrad|backward|(flash|fmha|attn|attention|norm|softmax)\w*_bwd|_bwd_(kernel|dq|dk)|grad_(input|weight|bias)"
     r"|GammaBeta|bwd_?weight|FusedAdam|FusedOptimizer|AdamFunctor|[aA]dam[wW]?_|multi_tensor_\w*(adam|sgd|lamb)",
     re.IGNORECASE,
 )
-_INFERENCE_NAME = re.compile(
+_INFERENCE_NAME = regex(
     r"paged_attention|reshape_and_cache|flash_fwd_splitkv|kv_?cache|decode_attention|\b(prefill|decode|generate)\b"
     r"|execute_(model|context)|inference",
     re.IGNORECASE,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, distinct, groups, median
 from stepgrade.model.events import NONE, Ids, Longs, Trace, Wholes
 from stepgrade.model.notes import Note
 from stepgrade.model.operations import LayerStep
@@ -450,7 +450,7 @@ def _differ_by_slow_blocks(
 
     Instances that do other kinds of work, or hold many more modules, are not slow layers.
     """
-    slow = held > SLOW_BLOCK * np.median(held)
+    slow = held > SLOW_BLOCK * median(held)
     usual = held[~slow]
     few_are_slow = len(usual) >= max(FEWEST_BLOCKS, USUAL_BLOCKS * len(held))
     if not few_are_slow or not usual.any() or not _are_of_one_size(usual):

@@ -25,7 +25,7 @@ from stepgrade.model.allocations import (
     MemoryRecording,
     MemoryTimeline,
 )
-from stepgrade.model.columns import groups
+from stepgrade.model.columns import groups, median
 from stepgrade.model.events import NONE, Floats, Ids, Kinds, Longs, MemoryEvents
 from stepgrade.model.memory import (
     ACTIVATIONS,
@@ -45,6 +45,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Source
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching, named
+from stepgrade.patterns import regex
 from stepgrade.timeline.links import CALL, MODULE, OP, RANGE, find_parents, nearest, pick
 from stepgrade.timeline.timeline import IN_BACKWARD as BACKWARD_BIT
 from stepgrade.timeline.timeline import IN_OPTIMIZER as OPTIMIZER_BIT
@@ -56,13 +57,13 @@ _MOST_HOLDERS = 12
 # A level that rises with every step, by more than rounding.
 _LEAST_STEPS = 4
 _LEAST_GROWTH_BYTES = 1 << 16
-_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#|^##\s*zero_grad\b|^zero[ _]grad$", re.IGNORECASE)
-_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w{1,60})")
-_TAKES = re.compile(r"^(cuda|hip)(Malloc|MallocAsync)$|^(cu|hip)MemCreate$")
+_ZERO_GRAD = regex(r"^Optimizer\.zero_grad#|^##\s*zero_grad\b|^zero[ _]grad$", re.IGNORECASE)
+_OPTIMIZER_STEP = regex(r"^Optimizer\.step#(\w{1,60})")
+_TAKES = regex(r"^(cuda|hip)(Malloc|MallocAsync)$|^(cu|hip)MemCreate$")
 # With less than this reserved nobody asked in vain.
 _ROOMY_SHARE = 0.5
-_ASKS_AGAIN = re.compile(rb"tg+(?=t)")  # t takes memory, g gives it back
-_GIVES_BACK = re.compile(r"^(cuda|hip)(Free|FreeAsync)$|^(cu|hip)MemRelease$")
+_ASKS_AGAIN = regex(rb"tg+(?=t)")  # t takes memory, g gives it back
+_GIVES_BACK = regex(r"^(cuda|hip)(Free|FreeAsync)$|^(cu|hip)MemRelease$")
 _MORE_THAN_ANY = 1 << 50
 _NO_STEP_TIMES = Note(
     "no_step_times",
@@ -256,13 +257,11 @@ def growth_of(found: Replay, ends: Longs) -> MemoryGrowth | None:
         return None
     least = np.minimum.reduceat(found.total, np.minimum(edges[:-1], len(found.total) - 1))
     rises = np.diff(least)
-    if (rises <= 0).any() or np.median(rises) < _LEAST_GROWTH_BYTES:
+    if (rises <= 0).any() or median(rises) < _LEAST_GROWTH_BYTES:
         return None
     blocks, count = found.blocks, len(found.total)
     kept = (blocks.born >= edges[0]) & (blocks.born < edges[-2]) & (blocks.died >= count)
-    return MemoryGrowth(
-        bytes_per_step=float(np.median(rises)), steps=len(rises) + 1, holders=holders_of(found, kept)
-    )
+    return MemoryGrowth(bytes_per_step=median(rises), steps=len(rises) + 1, holders=holders_of(found, kept))
 
 
 def _at_peak(found: Replay, extent: tuple[int, int, int], *, by_category: bool) -> Memory:

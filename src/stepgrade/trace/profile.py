@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from stepgrade.costs.call_costs import most_of
-from stepgrade.model.columns import distinct
+from stepgrade.model.columns import distinct, median
 from stepgrade.model.events import Longs, RangeKind, Trace
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note, by_weight
@@ -182,7 +182,7 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     for mark, where in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = windows.dur_ns[[other == mark for other in windows.mark]]
         if len(odd) and len(steady_ns):
-            theirs, usual = float(np.median(odd)), float(np.median(steady_ns))
+            theirs, usual = median(odd), median(steady_ns)
             reason = "warm-up" if theirs > usual else "start-up"
             which, took = (
                 (f"{where} of {count} steps is", "it took")
@@ -206,7 +206,7 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     by_kind = np.argsort(kind, kind="stable")
     kinds = np.split(steady_ns[by_kind], np.flatnonzero(np.diff(kind[by_kind])) + 1)
     if sum(len(members) > 1 for members in kinds) > 1:
-        times = " and ".join(show_ms(float(np.median(members)) / NS_PER_MS) for members in kinds)
+        times = " and ".join(show_ms(median(members) / NS_PER_MS) for members in kinds)
         text = f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."
         yield Note("kinds_of_steps", text)
     if layers.note:
@@ -250,7 +250,7 @@ def _check_host(timeline: Timeline) -> Iterator[Note]:
     elif steady == 1 and basis is not StepBasis.SPAN:
         yield Note("one_step", "Only one steady step was recorded, so the spread is unknown.")
     if warm >= max(steady, 1):
-        first, later = float(windows.dur_ns[0]), float(np.median(windows.dur_ns[windows.steady]))
+        first, later = float(windows.dur_ns[0]), median(windows.dur_ns[windows.steady])
         why = "mostly warm-up" if first > later else "queues were still full, or other load came later"
         # Of two steps the faster may be either: only a slow start is known to be warm-up.
         is_warm_up = first > later or warm + steady > 2

@@ -77,7 +77,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (output, output))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.nice(10)
 import stepgrade as sg
-profile = sg.load(path, max_bytes=most)
+profile = sg.load(path, max_bytes=most, cache=False)
 sys.stdout.write(sg.score(profile, setup=sg.Setup(device=device) if device else None).to_json())
 """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from stepgrade.patterns import regex
+
 # Names are capitalised in 2020 and 2021, lower-case from 2022 on.
 OPERATOR_CATEGORY = "Operator"
 OPERATOR_RANGES = "Operator (range)"  # ours: annotations were operators too before 2022
@@ -77,8 +79,8 @@ SEEN_CATEGORIES = (
     }
 )
 
-_AUTOGRAD_NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
-MTIA_WAIT = re.compile(
+_AUTOGRAD_NODE = regex(r"Backward\d*$|AccumulateGrad$")
+MTIA_WAIT = regex(
     r"(event|semaphore|stream|barrier|fence)[ _-]?wait\b|wait[ _-]?(for[ _-])?(event|semaphore)", re.I
 )
 MODULE_PREFIX = "nn.Module: "
@@ -118,16 +120,16 @@ def uncategorised(name: str, pid: object, task: object) -> str | None:
     return NPU_KERNELS if (task is not None and not is_wait) or name.startswith("hcom_") else None
 
 
-_KEYS: Final = re.compile(
+_KEYS: Final = regex(
     rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|trace_id)"\s*:'
 )
-_CATEGORY: Final = re.compile(
+_CATEGORY: Final = regex(
     rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
 )
-_NPU: Final = re.compile(rb'"Ascend Hardware"|"torch_to_npu"|"AscendCL@')
-_LEGACY: Final = re.compile(rb'"pid"\s*:\s*"(?:CPU|CUDA) functions"')
-_AIU: Final = re.compile(rb'"TS1"\s*:\s*"\d+"[^}]{0,200}"TS5"\s*:')
-_OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
+_NPU: Final = regex(rb'"Ascend Hardware"|"torch_to_npu"|"AscendCL@')
+_LEGACY: Final = regex(rb'"pid"\s*:\s*"(?:CPU|CUDA) functions"')
+_AIU: Final = regex(rb'"TS1"\s*:\s*"\d+"[^}]{0,200}"TS5"\s*:')
+_OTHER: Final = regex(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
 
 
 def looks_like_kineto(head: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from stepgrade.memory import check
 from stepgrade.model.events import NONE
+from stepgrade.patterns import regex
 from stepgrade.readers import compiled
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
@@ -34,17 +35,17 @@ from stepgrade.readers.source import ByteSource
 SLOT_BYTES = 1 << 19
 MAX_EVENT_BYTES = 8 << 20
 _KEPT_BYTES = 4096  # enough to see an edge that two blocks share
-_EDGE: Final = re.compile(rb'(\n[ \t]*)?\}(\s*),(\s*)\{(\s*"[^"\\]{1,40}")')
+_EDGE: Final = regex(rb'(\n[ \t]*)?\}(\s*),(\s*)\{(\s*"[^"\\]{1,40}")')
 _ODD_VALUES: Final = (*DECODE_ERRORS, TypeError, OverflowError)
-_EVENT_EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
-_ARRAY_END: Final = re.compile(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
-_GAP: Final = re.compile(rb"[\s,\0]*")
+_EVENT_EDGE: Final = regex(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
+_ARRAY_END: Final = regex(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
+_GAP: Final = regex(rb"[\s,\0]*")
 # Unescaped Windows paths: not a valid JSON escape.
-_BARE_BACKSLASH: Final = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
-_BACKSLASH: Final = re.compile(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
+_BARE_BACKSLASH: Final = regex(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
+_BACKSLASH: Final = regex(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
 # Up to the next key of an event: some versions of PyTorch do not escape the quotes in the name of a frame.
-_NAME: Final = re.compile(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:|\})')
-_QUOTE: Final = re.compile(rb'(\\.)|"')
+_NAME: Final = regex(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:|\})')
+_QUOTE: Final = regex(rb'(\\.)|"')
 _CLOSE: Final = ord("]")
 _MOST_READINGS: Final = 8
 _LONG_VALUE: Final = 1 << 16

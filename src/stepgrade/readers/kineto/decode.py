@@ -7,7 +7,6 @@ Times are microseconds in the trace. A double resolves nanoseconds only below 2*
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -17,6 +16,7 @@ from msgspec import Raw, Struct, field
 
 from stepgrade.decoding import json_decoder
 from stepgrade.model.events import NONE, Longs
+from stepgrade.patterns import regex
 from stepgrade.readers.kineto.categories import (
     COUNTER_CATEGORY,
     NPU_LAUNCHES,
@@ -27,8 +27,8 @@ from stepgrade.readers.kineto.categories import (
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
-_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_CONTROL: Final = regex(rb"[\x00-\x1f]")
+_SURROGATE: Final = regex(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 # What a decoder may raise on foreign bytes; deep nesting raises RecursionError.
 DECODE_ERRORS: Final = (ValueError, msgspec.MsgspecError, RecursionError)
 # Any JSON value: some writers store ids as text, float or null. Check before use.
@@ -174,8 +174,8 @@ def _decoded(decode: Callable[[Raw], T], raw: Raw, default: T) -> T:
 LIMIT_NS = 1 << 61
 LIMIT_US = LIMIT_NS // 1000
 EXACT_US = float(1 << 43)
-_PLAIN = re.compile(rb"(-?)(\d{1,18})(?:\.(\d{1,3}))?")
-_NUMBER = re.compile(rb"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?")
+_PLAIN = regex(rb"(-?)(\d{1,18})(?:\.(\d{1,3}))?")
+_NUMBER = regex(rb"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?")
 
 
 class NeedsText(Exception):

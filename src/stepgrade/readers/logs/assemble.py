@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from stepgrade.model import DeviceSeen, Note, Profile, Recorded, Source
+from stepgrade.model.columns import median
 from stepgrade.model.profile import LOG, WORK_UNKNOWN, PhaseShare, WorkKind
 from stepgrade.model.step_log import PauseKind, Printed, Reason, RunFacts, StepLog
 from stepgrade.readers.logs.amounts import (
@@ -315,7 +316,7 @@ def _late_median(table: Table, name: str) -> float | None:
     rows = len(table["step"])
     late = table[name][max(1, rows // 10) if rows > 1 else 0 :]
     late = late[np.isfinite(late)]
-    return float(np.median(late)) if len(late) else None
+    return median(late) if len(late) else None
 
 
 def _is_known(columns: dict[str, array[float]], name: str) -> bool:
@@ -335,7 +336,7 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     of_bars, missing = pauses_of_bars(logged, reasons)
     reasons += of_bars
     # A run that resumes with the next step shows only as a pause and in the text.
-    is_late = paces.wall_s > _FAR_LONGER * float(np.nanmedian(paces.step_s)) * paces.count
+    is_late = paces.wall_s > _FAR_LONGER * median(paces.step_s[~np.isnan(paces.step_s)]) * paces.count
     resumed = {each.row for each in reasons if each.row and each.kind == "restart" and is_late[each.row]}
     before = after = 0.0
     if paces.has_clock:
@@ -436,7 +437,7 @@ def samples_of(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
     samples, counts = np.array(log.step_s), np.array(log.count)
     notes: list[Note] = []
     usable = samples > 0.0
-    middle = float(np.median(samples[1:][usable[1:]])) if usable[1:].any() else 0.0
+    middle = median(samples[1:][usable[1:]]) if usable[1:].any() else 0.0
     starts = [row for row in log.attempts if middle and samples[row] > _SLOW_START * middle]
     usable[starts] = False
     if log.is_mean:  # an explained pause is included in the time of its steps

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from stepgrade.model.profile import WorkKind
+from stepgrade.patterns import regex
 
 BarKind = Literal["training", "epochs", "steps", "evaluation", "checkpoint", "compile", "other", "unnamed"]
 # What a log needs to show, in the words of a message.
@@ -18,23 +19,23 @@ EVIDENCE = "a loss or a learning rate with the step, or a description such as 't
 _MOST_BARS = 1000
 _MOST_SHOWN = 60
 _MOST_TEXT = 600  # a full bar has 3 bytes for each of up to 120 cells
-_VARIES = re.compile(rb"[-+]?\d[\d.,:e+-]*|\s+")
+_VARIES = regex(rb"[-+]?\d[\d.,:e+-]*|\s+")
 # Timestamps, log levels, ranks and processes in front of a description.
-_PREFIX = re.compile(
+_PREFIX = regex(
     rb"^(?:\s|\[(?:rank|default|\d)[^\]]{0,80}\]:?|\([^)]{0,60}pid[^)]{0,20}\)|[-\d:.,TZ/]{4,40}"
     rb"|(?:INFO|WARNING|DEBUG)\b:?)+"
 )
-_PERCENT = re.compile(rb"\s{0,9}\d{1,3}%(?: Completed)?\Z")
+_PERCENT = regex(rb"\s{0,9}\d{1,3}%(?: Completed)?\Z")
 _RICH = bytes(range(0x80, 0xC0)) + b"\xe2 "  # a bar of lines and half lines
 _NOT_OF_EVALUATION = rb"(?<![a-z])(?<!(?:val|lid|est|ion|dev)[ _/.-])"
-_SHOWS_TRAINING = re.compile(
+_SHOWS_TRAINING = regex(
     _NOT_OF_EVALUATION
     + rb"(?:train(?:ing)?[ _/.-]?)?(?:loss(?:es)?(?:[_/.]\w{1,30})?\W{0,4}(?:[\d.]|nan|inf)"
     rb"|lr\W{1,4}[\d.]|learning[ _]rate\W|grad(?:ient)?[ _]norm|gnorm\b|tokens[ _]seen)",
     re.IGNORECASE,
 )
 _METRIC = rb"(?:loss|acc|ppl|perpl|f1\b|auc|m?iou|bleu|rouge|metric|err|mae\b|mse|rmse|map\b|psnr|dice)"
-_EVALUATES = re.compile(
+_EVALUATES = regex(
     rb"(?<![a-z])(?:val(?:id(?:at\w{1,4})?)?|eval(?:uat\w{1,4})?|test(?:ing|s)?|dev|predict\w{0,5}|sanity|"
     rb"infer\w{0,6}|prompts?|requests?|transcri\w{1,6}|benchmark\w{0,4})(?![a-z])(?![ _/.-]{0,2}"
     + _METRIC
@@ -42,24 +43,22 @@ _EVALUATES = re.compile(
     re.IGNORECASE,
 )
 # Verbs other than those of training and evaluation, and what data is prepared by.
-_PREPARES = re.compile(
+_PREPARES = regex(
     rb"(?<![a-z])(?!(?:pre-?)?train|fine|tun|validat|evaluat|test|predict|check|infer|optimi|distill|learn|runn"
     rb"|us|rank|transcri|benchmark)[a-z]{2,20}ing(?![a-z])|(?<![a-z])(?:load|map|filter|splits?|shards?|files?"
     rb"|download|upload|token(?:s|ize)?|cache|convert|preprocess)(?![a-z])",
     re.IGNORECASE,
 )
-_TRAINS = re.compile(
+_TRAINS = regex(
     rb"(?<![a-z])(?:epochs?|(?:pre-?)?train(?:ing)?|fine-?tun(?:e|ing)|distill(?:ing|ation))(?![a-z])"
     rb"(?![ _-]?(?:data|set|examples|samples))",
     re.IGNORECASE,
 )
 _EPOCHS = (b"epoch", b"epochs")
-_STEPS = re.compile(
-    rb"(?<![a-z])(?:global[ _]?)?(?:steps?|iter(?:ation)?s?|batch(?:es)?|updates?)(?![a-z])", re.I
-)
+_STEPS = regex(rb"(?<![a-z])(?:global[ _]?)?(?:steps?|iter(?:ation)?s?|batch(?:es)?|updates?)(?![a-z])", re.I)
 _PAUSES: tuple[tuple[BarKind, re.Pattern[bytes]], ...] = (
-    ("checkpoint", re.compile(rb"(?<![a-z])(?:sav|writ|upload)ing(?![a-z])", re.I)),
-    ("compile", re.compile(rb"(?<![a-z])(?:compil|captur|autotun)ing(?![a-z])", re.I)),
+    ("checkpoint", regex(rb"(?<![a-z])(?:sav|writ|upload)ing(?![a-z])", re.I)),
+    ("compile", regex(rb"(?<![a-z])(?:compil|captur|autotun)ing(?![a-z])", re.I)),
 )
 # In the text around bars without a description. A literal is far faster to find than a pattern.
 _TEXTS = (
@@ -69,7 +68,7 @@ _TEXTS = (
     b"train_loss",
     b"'learning_rate'",
 )
-_LOSS_OF_STEP = re.compile(
+_LOSS_OF_STEP = regex(
     rb"(?<![a-z])(?:epochs?|steps?|iter(?:ation)?s?|batch)\W{0,8}\d[^\r\n]{0,200}?"
     + _NOT_OF_EVALUATION
     + rb"(?:train(?:ing)?[ _/.-]?)?loss\W{0,4}(?:[\d.]|nan|inf)"

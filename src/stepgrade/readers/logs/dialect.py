@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stepgrade.model.step_log import PauseKind
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.bars import ProgressBars
 from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.mlperf import MlperfEvents
@@ -23,7 +24,7 @@ _FIRST_LINES, _EVERY = 16, 64
 BETWEEN = r"[^\n]{0,400}?"
 # Dialects of this rank, such as progress bars, appear in logs of any framework.
 LAST_RANK = 3
-_NAME = re.compile(r"\{([a-z_]+)\}")
+_NAME = regex(r"\{([a-z_]+)\}")
 _SCALED = UNITS | {"thousand_tok_s": ("tok_s", 1e3)}
 
 

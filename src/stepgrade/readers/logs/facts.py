@@ -9,6 +9,7 @@ from math import isfinite, prod
 import msgspec
 from msgspec import Struct
 
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.values import GIB, MIB, number, plain
 
 _N = rb"([-+]?\d[\d,_]{0,24}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)"
@@ -114,9 +115,7 @@ TEXTS: tuple[HeaderFact, ...] = (
     HeaderFact(b"PyTorch", rb"(?:Running )?PyTorch(?: version)?:? (\d[\w.+]{2,30})", "torch"),
 )
 # Arguments that Megatron, GPT-NeoX and DeepSpeed dump, one to a line; nothing else of a dump is kept.
-_ARGUMENT = re.compile(
-    rb"^[^\n.]{0,120}?\b(\w{2,60}) \.{3,60} ?([\w.+-]{1,40}?)(?:\.{3,60}\w{1,12})?\s*$", re.M
-)
+_ARGUMENT = regex(rb"^[^\n.]{0,120}?\b(\w{2,60}) \.{3,60} ?([\w.+-]{1,40}?)(?:\.{3,60}\w{1,12})?\s*$", re.M)
 _ARGUMENT_NAMES = (
     "hidden_size num_layers num_attention_heads num_query_groups group_query_attention ffn_hidden_size "
     "kv_channels seq_length padded_vocab_size vocab_size micro_batch_size global_batch_size "
@@ -127,7 +126,7 @@ _ARGUMENT_NAMES = (
     "untie_embeddings_and_output_weights no_weight_tying log_interval"
 )
 ARGUMENTS = frozenset(_ARGUMENT_NAMES.split())
-_DEVICE = re.compile(
+_DEVICE = regex(
     rb"(?i)nvidia|tesla|geforce|[rg]tx|quadro|titan|amd|instinct|radeon|gaudi|tpu"
     rb"|\bmi\d{3}|\b[ahblv]\d{2,3}|\bg[bh]\d"
 )
@@ -139,11 +138,11 @@ _PRECISIONS = {name: name for name in ("bf16", "fp16", "fp32", "fp8")} | {
     "e4m3": "fp8",
 }
 _MOST_SHARD = 2e10  # parameters that one device can train
-_MESH = re.compile(rb"parallelism: ((?:\w{1,16}=\d{1,6}(?:, )?){1,12})")
-_OLD_MESH = re.compile(rb"device mesh with \[[\w', ]{1,120}\], \[(\d{1,6}(?:, \d{1,6}){0,7})\]")
-_SMI = re.compile(rb"^\|\s+(\d{1,3})\s+([A-Z][\w .-]{2,40}?)(\.\.\.)?\s+(?:On|Off|N/A)\s+\|", re.M)
-_SMI_MEMORY = re.compile(rb"MiB /\s+(\d{2,7})MiB")
-_CONFIG = re.compile(rb"Model config \w{1,60} (\{)")
+_MESH = regex(rb"parallelism: ((?:\w{1,16}=\d{1,6}(?:, )?){1,12})")
+_OLD_MESH = regex(rb"device mesh with \[[\w', ]{1,120}\], \[(\d{1,6}(?:, \d{1,6}){0,7})\]")
+_SMI = regex(rb"^\|\s+(\d{1,3})\s+([A-Z][\w .-]{2,40}?)(\.\.\.)?\s+(?:On|Off|N/A)\s+\|", re.M)
+_SMI_MEMORY = regex(rb"MiB /\s+(\d{2,7})MiB")
+_CONFIG = regex(rb"Model config \w{1,60} (\{)")
 _MESH_DEVICES = (b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp")
 
 

@@ -10,14 +10,13 @@ from stepgrade.model import Profile, Source
 from stepgrade.model.memory import Memory, OutOfMemory
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LOG
+from stepgrade.patterns import regex
 
 SIGN = b"out of memory"
 # The last of these is in the message; XLA and NCCL have their own wording.
 _SIGNS = (SIGN, b"RESOURCE_EXHAUSTED", b"Failed to CUDA ", b"CUBLAS_STATUS_ALLOC_FAILED")
 # Messages of the driver and its libraries, which have no figures.
-_BARE_MESSAGE = re.compile(
-    rb"(?:CUDA|HIP|XPU) error: (?:out of memory|hipErrorOutOfMemory)|_STATUS_ALLOC_FAILED"
-)
+_BARE_MESSAGE = regex(rb"(?:CUDA|HIP|XPU) error: (?:out of memory|hipErrorOutOfMemory)|_STATUS_ALLOC_FAILED")
 _BEFORE = 40  # bytes of such a message before its sign
 _LONGEST = 4000
 _UNITS = {b"": 1.0, b"K": 2.0**10, b"M": 2.0**20, b"G": 2.0**30, b"T": 2.0**40}
@@ -58,9 +57,9 @@ _FIGURES = {
     ),
     "reserved_bytes": (_SIZE + rb" reserved in total by PyTorch",),
 }
-_ANY_SIGN = re.compile(b"|".join(map(re.escape, _SIGNS)))
-_PATTERNS = {name: [re.compile(pattern) for pattern in those] for name, those in _FIGURES.items()}
-_OTHERS = re.compile(rb"Process \d{1,10} has " + _SIZE)
+_ANY_SIGN = regex(b"|".join(map(re.escape, _SIGNS)))
+_PATTERNS = {name: [regex(pattern) for pattern in those] for name, those in _FIGURES.items()}
+_OTHERS = regex(rb"Process \d{1,10} has " + _SIZE)
 
 
 def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:

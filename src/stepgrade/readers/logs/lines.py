@@ -7,23 +7,24 @@ from math import isfinite, nan
 
 import msgspec
 
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.dialect import LogContext, Row
 from stepgrade.readers.logs.names import keep_totals, row_of, with_nan_quoted
 from stepgrade.readers.logs.values import GIB, MIB, duration, number
 
-_BAR = re.compile(
+_BAR = regex(
     rb"(\d{1,9})/(\d{1,9}) (?:\[((?:\d{1,4}:)?\d{1,4}:\d\d)<[^,\]]{1,20}, {0,8}"
     # Rich, as Lightning draws it, has a dot between elapsed and remaining time.
     rb"|(\d{1,4}:\d\d:\d\d) \xe2\x80\xa2 [-\d:]{1,12} )([\d.]{1,12})(s/it|it/s)"
 )
-_KERAS_BAR = re.compile(
+_KERAS_BAR = regex(
     rb"(\d{1,9})/(\d{1,9}) [^\n\x08]{0,160}?\b\d{1,9}(?:s|m) (?:- )?"
     rb"(\d{1,9}(?:\.\d{1,9})?)(ms|us|\xc2\xb5s|s)/step"
     rb"(?:[^\n\x08]{0,160}?\bloss: ([-+.\de]{1,20}|nan))?"
 )
 _KERAS_UNITS = {b"s": 1.0, b"ms": 1e-3}
-_EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
-_PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
+_EPOCH = regex(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
+_PAIR = regex(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _TIMES = ("step_s", "elapsed_s", "time", "tok_s", "tok_s_device", "steps_s")
 # Fewer lines may be anything, such as a recipe with three steps.
 LEAST_LINES = 3

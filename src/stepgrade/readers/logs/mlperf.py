@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.facts import LogHeader, clean
 from stepgrade.readers.logs.values import Column, figure_of
 
 # A platform is a number of nodes and a system: a board of NVIDIA's, or a server with its devices.
-_NODES = re.compile(r"^\d{1,5}x(?=[A-Za-z])")
-_BOARD = re.compile(r"\b[DH]GX[ -]?(G?[ABH]\d{2,3})\b")
+_NODES = regex(r"^\d{1,5}x(?=[A-Za-z])")
+_BOARD = regex(r"\b[DH]GX[ -]?(G?[ABH]\d{2,3})\b")
 _ON_BOARD = {"H100": "H100-SXM5-80GB"}  # the variant on such boards
-_SERVER = re.compile(r"x\d{1,2}[x-]?((?:NVIDIA |AMD )?[A-Z]{1,2}\d{2,3}[\w -]{0,30})$")
+_SERVER = regex(r"x\d{1,2}[x-]?((?:NVIDIA |AMD )?[A-Z]{1,2}\d{2,3}[\w -]{0,30})$")
 _MOST_DEVICES = 1 << 24
 _SETTINGS = {
     "global_batch_size": "global_batch_size",

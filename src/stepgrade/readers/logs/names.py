@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.dialect import LogContext, RunTotals
 from stepgrade.readers.logs.values import GIB, MIB, PARTS, Column, clock_of, duration, figure_of, number
 
-_PREFIX = re.compile(
-    r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
-)
-_PER_DEVICE = re.compile(r"device|gpu|per_rank|per_chip", re.I)
+_PREFIX = regex(r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I)
+_PER_DEVICE = regex(r"device|gpu|per_rank|per_chip", re.I)
 # Exact names, in lower case and without the prefixes above.
 _NAMES: tuple[tuple[Column, str], ...] = (
     ("step", "step, global_step, _step, iteration, iter, current_steps, num_updates, steps, batch_idx"),
@@ -60,7 +59,7 @@ _WHOLE: dict[str, Column] = {
     "train/train_runtime": "elapsed_s",
 }
 # The timers of RL post-training: what verl, NeMo-RL, OpenRLHF and TRL call the parts of a step.
-_TIMER = re.compile(r"(?:timing(?:_s)?/(?:train/)?|profiling/time taken: \w{1,60}\.)([\w./]{1,60})")
+_TIMER = regex(r"(?:timing(?:_s)?/(?:train/)?|profiling/time taken: \w{1,60}\.)([\w./]{1,60})")
 _TIMERS = (
     ("step_s", "step, total_step_time, step_total"),
     ("rollout_s", "gen, generation, exposed_generation, generate, vllm.generate, transformers.generate"),
@@ -83,13 +82,13 @@ _TIMERS = (
     ),
 )
 _TIMED = {name: column for column, names in _TIMERS for name in names.split(", ")}
-_TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps(?:$|_per)|^wps$|^tgs$", re.I)
-_SAMPLES = re.compile(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
-_STEPS = re.compile(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
-_MFU = re.compile(r"(?:^|[/_. ])mfu(?:$|[/_. %(])", re.I)
+_TOKENS = regex(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps(?:$|_per)|^wps$|^tgs$", re.I)
+_SAMPLES = regex(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
+_STEPS = regex(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
+_MFU = regex(r"(?:^|[/_. ])mfu(?:$|[/_. %(])", re.I)
 _RATES = ((_MFU, "mfu"), (_TOKENS, "tok_s"), (_SAMPLES, "samples_s"), (_STEPS, "steps_s"))
-_MEMORY = re.compile(r"(?:max|peak).{0,40}mem|mem.{0,40}(?:max|peak)|^memory\(", re.I)
-_MILLISECONDS = re.compile(r"[_ /]?\(?(?:_ms| ms|/ms|\(ms\))$", re.I)
+_MEMORY = regex(r"(?:max|peak).{0,40}mem|mem.{0,40}(?:max|peak)|^memory\(", re.I)
+_MILLISECONDS = regex(r"[_ /]?\(?(?:_ms| ms|/ms|\(ms\))$", re.I)
 _MEMORY_UNITS = (("gib", GIB), ("gb", GIB), ("mib", MIB), ("mb", MIB), ("byte", 1.0))
 # Means over the run so far, not of a single step.
 _RUNNING = frozenset(
@@ -101,7 +100,7 @@ _RUNNING = frozenset(
         "train_speed(iter/s)",
     }
 )
-_NOT_TRAINING = re.compile(r"^(?:eval|valid|val|test)[/_. ]", re.I)
+_NOT_TRAINING = regex(r"^(?:eval|valid|val|test)[/_. ]", re.I)
 _TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 _OF_TOTAL = "global_step/max_steps"
 _EPOCH_MS = 1e11
@@ -171,7 +170,7 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
     return row
 
 
-_STRING_OR_NAN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+_STRING_OR_NAN = regex(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
 
 def with_nan_quoted(text: bytes) -> bytes:

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stepgrade.model.columns import median
 from stepgrade.readers.logs.dialect import LogEvent
 from stepgrade.readers.logs.values import Column
 
@@ -59,7 +60,7 @@ def last_run(
     has_aim = "total" in table and not counts_epochs
     aims = table["total"] if has_aim else np.full(len(steps), nan if total is None else total)
     gaps = np.diff(steps)
-    apart = float(np.median(gaps[gaps > 0.0])) if (gaps > 0.0).any() else 1.0
+    apart = median(gaps[gaps > 0.0]) if (gaps > 0.0).any() else 1.0
     failed = {event.at for event in events if event.failed}
     launched = {event.at for event in events if event.kind == "restart"}
     ends = [float(steps[row - 1]) for row in returns]

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stepgrade.model.memory import OutOfMemory
 from stepgrade.model.step_log import PauseKind
+from stepgrade.patterns import regex
 from stepgrade.readers.logs.bars import ProgressBars
 from stepgrade.readers.logs.dialect import (
     LAST_RANK,
@@ -36,7 +37,7 @@ MOST_ROWS = 1 << 16
 # A longer line is searched for a timestamp in its first part only.
 LINE_BYTES = 4096
 _BLOCK_LINES = 80
-_INDENTED = re.compile(rb"(?:\n(?:[ \t]|\| )[^\n]*+){0,80}+")
+_INDENTED = regex(rb"(?:\n(?:[ \t]|\| )[^\n]*+){0,80}+")
 _CARRIED_BYTES = 1 << 16
 # All dialects are searched for in the first bytes, and later in every eighth chunk until one is found.
 _PROBE_BYTES = 8 << 20
@@ -48,20 +49,20 @@ _GAP_BYTES = 1 << 16
 _CLOCKLESS = 64
 # The cause of a delay is searched for if a step line is this much later than usual.
 _LATE = 1.08
-_RANK = re.compile(
+_RANK = regex(
     rb"^\s{0,4}(?:\[(?:rank|default)?[ _]?(\d{1,6})\]:?|(\d{1,6}):\s?|(?:worker|rank)[-_ ]?(\d{1,6})[:\]])"
 )
-_OLMO_RANK = re.compile(rb"\brank=(\d{1,6})\]")
+_OLMO_RANK = regex(rb"\brank=(\d{1,6})\]")
 _TIMES = frozenset(
     {"time", "step_s", "line_s", "bare_s", "elapsed_s", "steps_s", "tok_s", "tok_s_device"}
     | {"samples_s", "samples_s_device"}
 )
-_CHECKPOINT = re.compile(
+_CHECKPOINT = regex(
     rb"(?i)(?:sav(?:e|ed|ing)|writ(?:e|ing|ten)|wrote|upload(?:ed|ing)?)\b[^\n]{0,60}?"
     rb"(?:checkpoint|ckpt|state|model|weights)"
     rb"|(?:checkpoint|ckpt)[^\n]{0,60}?(?:sav(?:e|ed|ing)|written|took|done|finish)|save-checkpoint"
 )
-_EVALUATION = re.compile(
+_EVALUATION = regex(
     rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:e|ion|ing)\b"
     rb"|\beval(?:uat\w{1,6})?\b"
     rb"|eval_(?:loss|runtime)|perplexity|\bCORE\b metric|^\[V\] step|evaluate"
@@ -70,13 +71,13 @@ _FAILURE = (
     rb"Traceback \(most recent call last\)|out of memory|NCCL (?:error|timeout)|\bSIG(?:TERM|KILL|ABRT|INT)\b"
     rb"|srun: error|slurmstepd|\bKilled\b|KeyboardInterrupt|\bpreempted\b"
 )
-_FAILED = re.compile(rb"(?i)" + _FAILURE)
-_RESTART = re.compile(
+_FAILED = regex(rb"(?i)" + _FAILURE)
+_RESTART = regex(
     rb"(?i)" + _FAILURE + rb"|resum(?:e|ed|ing)\b|load(?:ed|ing)? (?:the )?checkpoint|restart(?:ed|ing)?\b"
     rb"|Training starts at step|torchrun|world size"
 )
-_COMPILE = re.compile(rb"(?i)recompil|torch\._dynamo|compiling|autotun(?:e|ing)|cudagraph|XLA compil")
-_SECONDS = re.compile(
+_COMPILE = regex(rb"(?i)recompil|torch\._dynamo|compiling|autotun(?:e|ing)|cudagraph|XLA compil")
+_SECONDS = regex(
     rb"(?i)(?:in|took|time[:=]?|runtime'?:?)\s{0,3}'?(\d{1,9}(?:\.\d{1,9})?)\s?(ms|s\b|sec|min|'|,|\})"
 )
 EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (

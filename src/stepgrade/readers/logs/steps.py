@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepgrade.model import Note
+from stepgrade.model.columns import median
 from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.lines import LONGEST_BARE_S
 from stepgrade.readers.logs.runs import Floats, Table, only
@@ -53,7 +54,7 @@ def without_close_lines(table: Table, attempts: list[int]) -> tuple[Table, list[
     if times is None or table.keys() & {"step_s", "interval_s", "steps_s"} or len(times) < 3:
         return table, attempts
     is_coarse = np.isfinite(times).all() and bool(np.all(times % 1.0 == 0.0))
-    if not is_coarse or times[-1] - times[0] <= 2.0 * _COARSE_S or np.median(np.diff(times)) >= _COARSE_S:
+    if not is_coarse or times[-1] - times[0] <= 2.0 * _COARSE_S or median(np.diff(times)) >= _COARSE_S:
         return table, attempts
     starts = {*attempts, len(times)}  # the last line always stays
     kept: list[int] = []
@@ -90,7 +91,7 @@ def middle_of(values: Floats | None) -> float | None:
     if values is None:
         return None
     values = values[np.isfinite(values) & (values > 0.0)]
-    return float(np.median(values)) if len(values) else None
+    return median(values) if len(values) else None
 
 
 def total_rate(table: Table, world: int | None) -> Floats | None:
@@ -103,7 +104,7 @@ def steps_apart(steps: Floats) -> float:
     """Return the usual number of steps between two lines."""
     later = np.diff(steps)
     later = later[later > 0.0]
-    return float(np.median(later)) if len(later) else 1.0
+    return median(later) if len(later) else 1.0
 
 
 def paces_of(
@@ -151,11 +152,11 @@ def paces_of(
         by_clock = np.diff(elapsed) / counts[1:]
         known = by_clock[by_clock > 0.0]
         # A field called dt may be in milliseconds.
-        if len(known) and 500.0 < float(np.nanmedian(step_s) / np.median(known)) < 2000.0:
+        if len(known) and 500.0 < median(step_s[~np.isnan(step_s)]) / median(known) < 2000.0:
             step_s = step_s / 1e3
     step_s = np.where(np.isfinite(step_s) & (step_s >= 0.0), step_s, nan)
     if not isfinite(step_s[0]) and np.isfinite(step_s).any():
-        step_s[0] = np.nanmedian(step_s)  # the start of the first step is unknown
+        step_s[0] = median(step_s[np.isfinite(step_s)])  # the start of the first step is unknown
     own = step_s * counts
     notes: tuple[Note, ...] = ()
     is_hour = np.isfinite(own) & (np.abs(wall - own - _HOUR_S) < _JUMP_S) & (own < _HOUR_S / 4.0)
@@ -213,7 +214,7 @@ def with_times_classified(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
             f"{show_count(apart)}: [[dialect]] in stepgrade.toml can say which"
         )
         return table, False, (Note("time_unclear", text),)
-    middle = float(np.median(known))
+    middle = median(known)
     # Is it closer to the time of one step, or of all?
     is_of_all = middle > usual_s * apart**0.5
     table["interval_s" if is_of_all else "step_s"] = times

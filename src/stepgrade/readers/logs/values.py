@@ -7,6 +7,8 @@ from datetime import date
 from functools import lru_cache
 from math import isnan
 
+from stepgrade.patterns import regex
+
 # What a number can mean. Rates and times are those of the whole run unless the name says device.
 COLUMNS = (
     "step",
@@ -53,10 +55,8 @@ UNITS = {
     "memory_gib": ("memory_bytes", GIB),
     "memory_mib": ("memory_bytes", MIB),
 }
-_ESCAPES = re.compile(
-    rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?"
-)
-_THOUSANDS = re.compile(rb"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_ESCAPES = regex(rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?")
+_THOUSANDS = regex(rb"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _LARGEST = 1e300
 
 
@@ -85,11 +85,11 @@ def figure_of(value: object) -> float | None:
 
 
 # A timestamp within the first CLOCK_BYTES of a line.
-_CLOCK = re.compile(
+_CLOCK = regex(
     rb"(?:(?P<date>\d{4}[-/]\d\d[-/]\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
     rb"|\b[IWEF](?P<glog>\d{4}) )(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d\b)?"
 )
-_BARE_CLOCK = re.compile(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
+_BARE_CLOCK = regex(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
 CLOCK_BYTES = 160
 _DAY_S = 86_400
 _DAY_1970 = date(1970, 1, 1).toordinal()
@@ -145,7 +145,7 @@ def _day(text: bytes) -> int:
     return date(year, month, day).toordinal() - _DAY_1970
 
 
-_PIECES = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)\s*(d|h|m|s)(?![a-z])")
+_PIECES = regex(rb"(\d{1,9}(?:\.\d{1,9})?)\s*(d|h|m|s)(?![a-z])")
 _SECONDS = {b"d": 86_400.0, b"h": 3600.0, b"m": 60.0, b"s": 1.0}
 
 
