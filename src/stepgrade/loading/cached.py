@@ -36,7 +36,7 @@ def read_once(
     options: ReadOptions,
     combine: Callable[[Sequence[Part]], Profile | Baseline],
 ) -> Part:
-    """Return the profile of a trace or a log from the cache, else what `combine` makes of it, which is kept."""
+    """Return the profile of a trace or a log from the cache, else what `combine` makes of it, to be kept."""
     folder = folder_for(file.path) if options.cache and file.format in registry.BUILT_IN else None
     profile, key = None, ""
     if folder is not None and 0 < source.size_bytes <= _MOST_BYTES:

@@ -58,9 +58,14 @@ def starting_profiler() -> Iterator[None]:
     os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # read when Kineto starts
     _set_level(_NOTHING)
     try:
-        with without_signals(), _without_inductor():
+        with without_signals():
+            # It asks torch for its compiler, to see whether CUDA graphs are on, and imports it, which takes
+            # two seconds: where nothing was compiled they are off.
+            if "torch._inductor" not in sys.modules and _GRAPHS_VARIABLE not in os.environ:
+                torch.profiler.profiler.torch = _Torch()
             yield
     finally:
+        torch.profiler.profiler.torch = torch
         if level is None:
             os.environ.pop(_LEVEL_VARIABLE, None)
         else:
@@ -76,22 +81,6 @@ class _Torch:
         if name == "_inductor":
             raise AttributeError(name)
         return getattr(torch, name)
-
-
-@contextmanager
-def _without_inductor() -> Iterator[None]:
-    """Start a profiler inside: where nothing was compiled, it does not import the compiler, for two seconds.
-
-    It asks torch for it to see whether CUDA graphs are on, which are off until the compiler is imported.
-    """
-    if "torch._inductor" in sys.modules or _GRAPHS_VARIABLE in os.environ:
-        yield
-        return
-    torch.profiler.profiler.torch = _Torch()
-    try:
-        yield
-    finally:
-        torch.profiler.profiler.torch = torch
 
 
 def after_profiler() -> None:
