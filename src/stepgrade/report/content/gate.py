@@ -99,6 +99,8 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Shown]:
     if report.changes:
         yield from step_change_blocks(report.step_change)
     yield from shift_table(report.shifts)
+    if report.changes and not report.shifts:
+        yield Paragraph("Nothing changed beyond the noise, so there is nothing to explain.", only="page")
     yield from _parts(report)
     if report.notes:
         yield Heading("Notes", nav="Notes")
