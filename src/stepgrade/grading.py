@@ -31,7 +31,12 @@ from stepgrade.scoring.causes import (
     rank_causes,
     work_of,
 )
-from stepgrade.scoring.efficiency import contradictions, efficiency_of, why_ungraded
+from stepgrade.scoring.efficiency import (
+    busy_machine_note,
+    contradictions,
+    efficiency_of,
+    why_ungraded,
+)
 from stepgrade.scoring.goodput import WallLedger, wall_ledger
 from stepgrade.scoring.layers import (
     backward_forward_ratio,
@@ -64,7 +69,7 @@ _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 # What a card has as the profile and the efficiency have it.
 _OF_PROFILE = (
     *("source", "wall_coverage", "launches_per_step", "many_ranks", "kernel_use", "peak_memory_bytes"),
-    *("hang", "views", "typical_step"),
+    *("hang", "machine", "views", "typical_step"),
 )
 _OF_EFFICIENCY = ("throughput", "samples_s", "ceilings", "mfu", "hfu", "arithmetic")
 _OF_STEPS = frozenset(StepStats.__struct_fields__)
@@ -177,6 +182,7 @@ def _examine(
         limits=limits,
         wall=None if is_other else _whole_run(profile.log),
         memory=memory_of_run(profile, target),
+        held_up=busy_machine_note(profile, times, limits),
     )
     return context, ratio_note
 
@@ -186,7 +192,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     context, ratio_note = _examine(profile, times, options, summaries, limits)
     efficiency, operations, verdict = context.efficiency, context.operations, context.verdict
     found, together = findings(context, settings.ignored_rules)
-    reasons, bound = why_ungraded(profile, options, efficiency, context.ledger)
+    reasons, bound = why_ungraded(profile, times, options, efficiency, context.ledger, context.held_up)
     if profile.ledger and context.ledger and context.device_work and work_gains_more(found):
         verdict = prefer_work(verdict, profile, context.ledger, context.device_work, limits)
     return Scorecard(
@@ -316,7 +322,8 @@ def _notes(context: RuleContext, verdict: Verdict, ratio_note: Note | None) -> t
     of_profile = [note for note in profile.notes if note.code != WORK_UNKNOWN]  # says why there is no grade
     notes = [*of_profile, *context.efficiency.notes, *context.phases.notes]
     v1_note = bottleneck_note(profile, verdict.bottleneck, context.efficiency.share)
-    notes += [note for note in (v1_note, ratio_note) if note is not None]
+    busy = context.held_up if context.held_up is not None and not context.held_up.fatal else None
+    notes += [note for note in (busy, v1_note, ratio_note) if note is not None]
     steady, count = context.times.steady, len(profile.samples_ms)
     if profile.operations and profile.source.producer == STEP_PROFILER_V2:
         text = "hotspots include the operations listed for the whole model; contract v1 does not read those"

@@ -38,6 +38,11 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait_over_work: Annotated[float, share("ours: what optimizing the work itself usually gains")] = 0.25
     busy_share: Annotated[float, share("the reference: above half, work is the limit")] = 0.50
 
+    # How far other programs may disturb a recording.
+    core_wait_note_share: Annotated[float, share("ours: within the usual noise between runs")] = 0.05
+    core_wait_share: Annotated[float, share("ours: a step takes a tenth longer than it would")] = 0.10
+    busy_cores_share: Annotated[float, share("ours: fewer programs hold up nobody for long")] = 0.10
+
     # Fitness of step profiles.
     overlap_tolerance: Annotated[float, share("ours: emitters round phases to 0.01 ms")] = 0.005
     average_tolerance: Annotated[float, share("ours: totals and averages cover the same steps")] = 0.05

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware.setup import Target
-from stepgrade.model import Ledger, Profile
+from stepgrade.model import Ledger, Note, Profile
 from stepgrade.model.activity import Activity, HostGaps
 from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.memory import Memory
@@ -83,6 +83,7 @@ class RuleContext(Struct, frozen=True, kw_only=True, dict=True):
     limits: Limits = DEFAULT_LIMITS
     wall: WallLedger | None = None  # of the whole run, where the source is a log
     memory: Memory | None = None
+    held_up: Note | None = None  # how busy the machine was
 
     @property
     def on_device(self) -> bool:

@@ -6,6 +6,7 @@ from stepgrade.model.operations import KernelRow, LayerStep, ModuleStep, Operati
 from stepgrade.model.profile import (
     RECORDER,
     DeviceSeen,
+    Machine,
     PhaseShare,
     Profile,
     RankRow,
@@ -19,6 +20,7 @@ __all__ = [
     "KernelRow",
     "LayerStep",
     "Ledger",
+    "Machine",
     "ModuleStep",
     "Note",
     "Operation",

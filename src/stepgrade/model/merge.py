@@ -304,6 +304,8 @@ mean_if_all: Policy = partial(_Mean, all)
 most_work: Policy = partial(_Fold, partial(_largest, ("unknown", "inference", "training").index))
 # The rank that holds most decides whether the run fits.
 most_memory: Policy = partial(_Fold, partial(_largest, lambda memory: memory.peak_bytes or 0.0))
+# The most that any of them was kept from a core says how far their times can be trusted.
+most_waiting: Policy = partial(_Fold, partial(_largest, lambda machine: machine.waited_for_core_share or 0.0))
 
 Policies: TypeAlias = tuple[Policy | None, Policy | None, Policy | None]
 SITUATIONS = ("ranks", "recorded ranks", "recordings")
@@ -343,6 +345,7 @@ PROFILE: dict[str, Policies] = {
     "ranks": (GIVEN, GIVEN, first),
     "world_size": (GIVEN, _OfSlowest, first),
     "device": (first_known, _OfSlowest, first),
+    "machine": (most_waiting, most_waiting, most_waiting),
     "matmul_flops": (mean_if_all, mean_if_all, mean_if_all),
     "matmul_known_share": (least_known, least, least),
     "matmul_dtype": (first_known, _OfSlowest, first),

@@ -78,6 +78,18 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
         return DeviceSeen(name=self.name, memory_bytes=self.memory_bytes, sm_count=self.sm_count)
 
 
+class Machine(Struct, frozen=True, kw_only=True):
+    """What the machine kept from the run while its steady steps were recorded; shares from 0 to 1."""
+
+    busy_share: float | None = None  # of the cores that the run may use: what other programs took
+    waited_for_core_share: float | None = None  # of the time, that a computing thread waited for a core
+    throttled: bool | None = None  # whether the run's control group used up its processor time
+
+    def __post_init__(self) -> None:
+        for name in ("busy_share", "waited_for_core_share"):
+            check_figure(name, getattr(self, name))
+
+
 class Recorded(Struct, frozen=True, kw_only=True):
     """What the source says of the run besides its times, as far as it makes runs comparable."""
 
@@ -127,6 +139,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...] = ()
     world_size: int | None = None
     device: DeviceSeen | None = None
+    machine: Machine | None = None
     matmul_flops: float | None = None  # of matrix products, convolutions and attention
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None

@@ -32,6 +32,7 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
     matmul_dtype: str | None = None
     operations: tuple[Operation, ...] = ()
     activity: Activity | None = None
+    waited_for_core_share: float | None = None  # of the time of the step that waited least
 
     def __post_init__(self) -> None:
         figures: list[tuple[str, float | None]] = [
@@ -42,6 +43,7 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
             ("samples", self.samples),
             ("FLOPs", self.matmul_flops),
             ("known share", self.matmul_known_share),
+            ("wait", self.waited_for_core_share),
         ]
         for op in self.operations:
             if op.ms is None:

@@ -19,7 +19,7 @@ from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note, NotebookResult, texts_to_notes
 from stepgrade.model.operations import LayerStep, ModuleStep, Operation, Span
-from stepgrade.model.profile import PhaseShare, RankRow, Source, WorkKind, check_figure
+from stepgrade.model.profile import Machine, PhaseShare, RankRow, Source, WorkKind, check_figure
 from stepgrade.model.ranks import CollectiveFit, CollectiveRow, ExpertUse, Hang, ManyRanks, PipelineUse
 from stepgrade.model.step_log import Goodput, Printed
 from stepgrade.model.step_view import StepView
@@ -227,6 +227,7 @@ class Scorecard(NotebookResult, frozen=True, kw_only=True):
     goodput: Goodput | None = None  # of the wall time of a logged run
     printed: Printed | None = None  # by the author of a log
     memory: Memory | None = None
+    machine: Machine | None = None  # of a recording: how busy the machine was
     hang: Hang | None = None  # of dumps of the Flight Recorder
     views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; not in the JSON
 

@@ -12,6 +12,7 @@ from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
 from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
+from stepgrade.model.profile import Machine
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.recording import with_lines, with_sampled
@@ -53,6 +54,7 @@ class _Line(Struct, frozen=True):
     loss: dict[str, float] | None = None
     sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] | None = None  # of all steps until then
+    machine: Machine | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -103,6 +105,7 @@ def read(source: ByteSource) -> Part:
             loss=found.last.loss,
             sampled=None,
             lines={},
+            machine=found.machine,
             notes_coded=found.notes(head.flush_seconds),
         ),
     )
@@ -118,6 +121,7 @@ class _Contents:
         self.last = _Line()
         self.sampled: SampledSteps | None = None
         self.lines: dict[str, tuple[HostLine, ...]] | None = None
+        self.machine: Machine | None = None
         self._torn = 0
 
     def add(self, text: bytes, memory_bytes: int) -> None:
@@ -131,6 +135,7 @@ class _Contents:
             return
         self.last = line
         self.sampled = sampled or self.sampled
+        self.machine = line.machine or self.machine
         self.lines = self.lines if self.last.lines is None else self.last.lines
         for total, sums in ((self.steady, self.last.steady), (self.warmup, self.last.warmup)):
             if sums is not None:

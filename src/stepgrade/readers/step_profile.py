@@ -62,6 +62,7 @@ class RecorderHead(Struct, frozen=True):
     sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] = {}
     rank: int | None = None
+    machine: model.Machine | None = None
     processor_ms: list[float] = []  # of each steady step
     notes: list[str] = []
     notes_coded: list[Note] = []
@@ -191,6 +192,7 @@ def profile_of(document: StepDocument, file: str) -> Profile:
         rank=recorded.rank,
         # A CPU is not in the catalogue of devices.
         device=recorded.device.alone() if recorded.device and recorded.device.kind != "cpu" else None,
+        machine=recorded.machine,
         recorded=recorded.circumstances(),
         contents=recorded.contents(),
         notes=(

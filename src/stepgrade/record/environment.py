@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import time
-from _thread import get_native_id
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from stepgrade._version import __version__
 from stepgrade.hardware.detect import OtherLoad, processor
-from stepgrade.model.notes import Note
+from stepgrade.model.profile import Machine
 from stepgrade.record.blocks import unwrap
 from stepgrade.record.totals import Series
-from stepgrade.units import show_share
 
 if TYPE_CHECKING:
     import torch
     from torch.nn import Module
 
 _PACKAGES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "flash-attn", "triton", "numpy")
-# Shares of the time spent waiting for a core, and of cores used by other programs, above which both are
-# reported; smaller ones are within the usual noise between runs.
-_NOTABLE_WAIT, _NOTABLE_LOAD = 0.05, 0.1
+# Of the time that the busiest thread ran or wanted to: other threads compute nothing that it waits for.
+_COMPUTING_SHARE = 0.5
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU
 
 
@@ -140,38 +138,70 @@ def peak_memory_bytes(kind: object) -> float | None:
     return float(peak if platform.system() == "Darwin" else peak * 1024)
 
 
+class Waits:
+    """How long the threads of this process that compute wait for a core from now on, as Linux counts it."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.monotonic_ns(), self._counts()
+
+    def share(self) -> float | None:
+        """Return the share of the time in which the thread that waits most does so; None if unknown.
+
+        Threads that want little of a core do not count: nothing waits for them.
+        """
+        passed_ns = time.monotonic_ns() - self._began
+        spent = [
+            (ran - before[0] + waited - before[1], waited - before[1])
+            for thread, (ran, waited) in self._counts().items()
+            if (before := self._before.get(thread)) is not None
+        ]
+        most_ns = max((wanted for wanted, _ in spent), default=0)
+        longest_ns = max(
+            (waited for wanted, waited in spent if wanted >= _COMPUTING_SHARE * most_ns), default=None
+        )
+        return None if longest_ns is None or passed_ns <= 0 else min(1.0, longest_ns / passed_ns)
+
+    @staticmethod
+    def _counts() -> dict[str, tuple[int, int]]:
+        """Return the nanoseconds that each thread ran and waited for a core so far."""
+        found = {}
+        with suppress(OSError):
+            for thread in os.listdir("/proc/self/task"):
+                with suppress(OSError, ValueError, IndexError):  # it has just ended
+                    with open(f"/proc/self/task/{thread}/schedstat", "rb") as figures:
+                        ran, waited, *_ = figures.read().split()
+                    found[thread] = int(ran), int(waited)
+        return found
+
+
 class Contention:
-    """How long the calling thread waits for a core from now on, and how busy other programs keep the cores.
+    """How long the training waits for a core from now on, and how busy other programs keep the cores.
 
     Linux counts both. Loader workers and other ranks, which have the same parent, belong to the training.
     """
 
     def __init__(self) -> None:
         self._load = OtherLoad(os.getppid() if rank_and_world()[1] > 1 else os.getpid())
-        self._path = f"/proc/self/task/{get_native_id()}/schedstat"
-        self._began, self._waited_before = time.monotonic(), self._waited_s()
+        self._waits, self._throttled = Waits(), _times_throttled()
 
-    def note(self) -> Note | None:
-        """Return a remark if other programs slowed the training down, as far as known."""
-        waited_s, others = self._waited_s(), self._load.share()
-        passed_s = time.monotonic() - self._began
-        if waited_s is None or self._waited_before is None or others is None or passed_s <= 0:
-            return None
-        waiting = (waited_s - self._waited_before) / passed_s
-        if waiting < _NOTABLE_WAIT or others < _NOTABLE_LOAD:
-            return None
-        text = (
-            f"the machine was busy: other programs took {show_share(others)} of its cores, and the training "
-            f"waited for one {show_share(waiting)} of the time; on a quiet machine it is faster"
+    def machine(self) -> Machine | None:
+        """Return what the machine kept from the training so far; None if nothing is known of it."""
+        throttled = _times_throttled()
+        found = Machine(
+            busy_share=self._load.share(),
+            waited_for_core_share=self._waits.share(),
+            throttled=None if None in (throttled, self._throttled) else throttled != self._throttled,
         )
-        return Note("busy_machine", text)
+        return found if found != Machine() else None
 
-    def _waited_s(self) -> float | None:
-        try:
-            with open(self._path, "rb") as figures:
-                return int(figures.read().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return None
+
+def _times_throttled() -> int | None:
+    """Return how often the control group of this process has used up its processor time; None if unknown."""
+    with suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/cpu.stat", "rb") as lines:
+            counts = dict(line.split() for line in lines)
+        return int(counts[b"nr_throttled"]) if b"nr_throttled" in counts else None
+    return None
 
 
 class Sensors:

@@ -196,6 +196,7 @@ def journal_line(
         "loss": recording.loss.summary(),
         "sampled": None if recording.window.is_written else _sampled(recording),
         "lines": _lines(recording) if with_lines else None,
+        "machine": _machine(recording) if with_lines else None,
     }
 
 
@@ -245,6 +246,7 @@ def step_profile(
             "notes_coded": to_builtins(notes),
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
+            "machine": _machine(recording),
             "processor_ms": [round(spent_ns / 1e6, 4) for spent_ns in totals.processor.kept_ns],
             "loss": recording.loss.summary(),
             "sampled": _sampled(recording),
@@ -296,9 +298,11 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         ),
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
-    notes = [Note(code, text) for code, (applies, text) in possible.items() if applies]
-    busy = recording.contention.note() if recording.contention is not None else None
-    return notes if busy is None else [*notes, busy]
+    return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+
+
+def _machine(recording: Recording) -> object:
+    return to_builtins(recording.contention.machine()) if recording.contention is not None else None
 
 
 def _lines(recording: Recording) -> object:

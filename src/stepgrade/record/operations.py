@@ -7,29 +7,36 @@ import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-from msgspec import Struct, structs
+from msgspec import structs
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from stepgrade.files import temporary_folder
+from stepgrade.model.operations import Operation
 from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.record import kineto
+from stepgrade.record.environment import Waits
 from stepgrade.record.patches import Patches
 from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
+from stepgrade.statistics import median
 
 # Without two warm-up steps, only profile in runs that are long enough.
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
 _MOST_TRIES = 5
+# A step that waited less for a core shows its operations as they are; longer ones are looked at again, as
+# often as this, while reading them takes no more than this part of the time.
+_QUIET_SHARE, _STEPS_WANTED, _READING_SHARE = 0.02, 5, 0.1
+_STEPS_KEPT = 16  # of those that `every` adds: the ones that waited least
 _STEPS_BETWEEN = 2  # windows: ranges from C++ have ended by then
 # A larger trace has millions of operations: reading it would delay the training.
 _MOST_TRACE_BYTES = 512 * 2**20
@@ -42,6 +49,9 @@ _CALL_PYTHON = tuple(os.path.join("torch", *path) for path in (("autograd", "fun
 
 class OperationWindow:
     """Profiles the last warm-up step, then one step of every `every` (None: no more; 0: none at all).
+
+    Where other programs kept the first one from its cores, a few more are profiled: an operation takes its
+    median time over them, for a wait of milliseconds in one call would make it the longest of all.
 
     A step's trace is analysed like any other trace. Nothing is run twice, and the model, its gradients and
     the random numbers are not touched.
@@ -59,6 +69,10 @@ class OperationWindow:
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
+        self._kept: list[SampledSteps] = []
+        self._waits: Waits | None = None  # of the step that is being profiled
+        self._waited_share: float | None = None
+        self._began, self._reading_s = time.monotonic(), 0.0
         self._not_before = 0
         self._thread = 0
         self._operation: FrameType | None = None  # in which this window started
@@ -91,7 +105,7 @@ class OperationWindow:
         if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:
             self._not_before = step + _STEPS_BETWEEN  # torch allows one profiler at a time
         wants_first = (
-            self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
+            self._every != 0 and step >= self._first and self._wants_more() and self._tries < _MOST_TRIES
         )
         is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
         if step < self._not_before or not (wants_first or is_nth) or is_in_backward():
@@ -116,7 +130,7 @@ class OperationWindow:
             return
         finally:
             self._is_starting = False
-        self._profiler = profiler
+        self._profiler, self._waits = profiler, Waits()
         self._patches.wrap(record_function, "__enter__", self._note_range)
         self._mark = record_function("ProfilerStep#0")
         self._mark.__enter__()
@@ -135,6 +149,7 @@ class OperationWindow:
             self.has_lapsed = True
             return None
         self._operation = None
+        self._waited_share = self._waits.share() if self._waits is not None else None
         is_whole = not self.has_lapsed
         self._profiler, self.has_lapsed = None, False
         self._patches.undo()
@@ -148,8 +163,17 @@ class OperationWindow:
         kineto.end_thread()
         return profiler if is_whole else None
 
+    def _wants_more(self) -> bool:
+        """Return whether no profiled step ran undisturbed so far, and another one costs little."""
+        if not self._kept:
+            return True
+        least = min(one.waited_for_core_share or 0.0 for one in self._kept)
+        is_cheap = self._reading_s < _READING_SHARE * (time.monotonic() - self._began)
+        return least > _QUIET_SHARE and len(self._kept) < _STEPS_WANTED and is_cheap
+
     def keep(self, profiler: profile, step: Totals) -> None:
         """Add a profiled step; one that cannot be read is skipped."""
+        began = time.monotonic()
         try:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  the training must go on
@@ -181,9 +205,14 @@ class OperationWindow:
             if is_timed
             else (),
             activity=found.activity if is_timed else None,
+            waited_for_core_share=self._waited_share,
         )
-        self.sampled = sampled if self.sampled is None else _added(self.sampled, sampled)
+        self._kept.append(sampled)
+        if len(self._kept) > _STEPS_KEPT:
+            self._kept.remove(max(self._kept, key=_waited))
+        self.sampled = _together(self._kept)
         self.is_written = False
+        self._reading_s += time.monotonic() - began
 
     def drop(self) -> None:
         """Stop profiling a step that did not end."""
@@ -250,24 +279,44 @@ def _analyse(profiler: profile) -> Profile | None:
     return profile_of_traces(traces)
 
 
-def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
-    """Merge two samples; the activity is that of the first."""
-    totals = {op.name: op for op in before.operations}
-    for op in more.operations:
-        known = totals.get(op.name)
-        sums = {} if known is None else _sums(op, known, "ms", "calls", "flops", "bytes")
-        totals[op.name] = structs.replace(op, **sums)
-    longest = sorted(totals.values(), key=lambda op: -(op.ms or 0.0))[:_OPERATIONS_KEPT]
-    shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
+def _waited(step: SampledSteps) -> float:
+    return step.waited_for_core_share or 0.0
+
+
+def _together(steps: list[SampledSteps]) -> SampledSteps:
+    """Merge steps that were profiled one by one: median times, mean counts, the quietest one's activity."""
+    quietest = min(steps, key=_waited)
+    if len(steps) == 1:
+        return quietest
+    names = {op.name for step in steps for op in step.operations}
+    found = [_operation_of(name, steps) for name in names]
+    longest = sorted((op for op in found if op is not None), key=lambda op: -(op.ms or 0.0))
+    shares = [step.matmul_known_share for step in steps if step.matmul_known_share is not None]
     return structs.replace(
-        before,
-        **_sums(before, more, "steps", "model_ms", "busy_ms", "tokens", "samples", "matmul_flops"),
+        quietest,
+        **{name: _sum(steps, name) for name in ("steps", "tokens", "samples", "matmul_flops")},
+        **{name: _median_sum(steps, name) for name in ("model_ms", "busy_ms")},
         matmul_known_share=min(shares, default=None),
-        operations=tuple(longest),
+        operations=tuple(longest[:_OPERATIONS_KEPT]),
     )
 
 
-def _sums(left: Struct, right: Struct, *names: str) -> dict[str, Any]:
-    """Return the sum of each of these fields; None if it is unknown on one side."""
-    pairs = {name: (getattr(left, name), getattr(right, name)) for name in names}
-    return {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
+def _operation_of(name: str, steps: list[SampledSteps]) -> Operation | None:
+    """Return an operation of several steps with the rows of the step in which it took its median time."""
+    calls = [op for step in steps for op in step.operations if op.name == name]
+    if 2 * len(calls) <= len(steps):
+        return None  # in most steps it was too short to be kept, or not there
+    usual = sorted(calls, key=lambda op: op.ms or 0.0)[(len(calls) - 1) // 2]
+    sums = {part: _sum(calls, part) for part in ("calls", "flops", "bytes")}
+    return structs.replace(usual.per_step(1.0 / len(steps)), **sums)
+
+
+def _sum(rows: list[SampledSteps] | list[Operation], name: str) -> float | None:
+    """Return the sum of a field; None if one of them does not know it."""
+    values = [getattr(row, name) for row in rows]
+    return None if None in values else sum(values)
+
+
+def _median_sum(steps: list[SampledSteps], name: str) -> float | None:
+    values = [getattr(step, name) for step in steps]
+    return None if None in values else median(values) * len(values)

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption, UnknownDevice
 from stepgrade.hardware.catalogue import identify
 from stepgrade.hardware.ceilings import lowest, why_above_one
 from stepgrade.hardware.setup import CPU_KEY, Target
-from stepgrade.model import Ledger, Note, Profile
+from stepgrade.model import Ledger, Machine, Note, Profile
 from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.profile import LOG, WORK_UNKNOWN
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, ScoreOptions, is_well_known
-from stepgrade.units import show_count, show_rate, show_share, show_si
+from stepgrade.units import show_count, show_ms, show_rate, show_share, show_si
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):
@@ -240,11 +241,52 @@ class Bound(Struct, frozen=True, kw_only=True):
         return Note(AT_MOST, f"{self.grade} at best: {self.because}")
 
 
+def busy_machine_note(profile: Profile, times: RunTimes, limits: Limits) -> Note | None:
+    """Return how much other programs held up a recorded run; None if hardly or if that is not known.
+
+    It is fatal where a processor's times are no longer those of the run.
+    """
+    machine = profile.machine
+    if machine is None or (machine.waited_for_core_share or 0.0) < limits.core_wait_note_share:
+        return None
+    others = machine.busy_share or 0.0
+    if others < limits.busy_cores_share and not machine.throttled:
+        return None  # its own threads and workers waited for each other
+    whose = f"other programs took {show_share(others, 0)} of its cores"
+    if machine.throttled:
+        whose = "the run used up the processor time that its control group gives it"
+    text = (
+        f"the machine was busy: {whose}, and a step waited for a core "
+        f"{show_share(machine.waited_for_core_share or 0.0, 0)} of its time"
+    )
+    alone_ms = _without_waiting_ms(machine, times)
+    if alone_ms is not None and times.typical_ms is not None:
+        text += f"; without that it takes about {show_ms(alone_ms)}, not {show_ms(times.typical_ms)}"
+    on_processor = profile.recorded is not None and profile.recorded.processor is not None
+    is_long = (machine.waited_for_core_share or 0.0) >= limits.core_wait_share
+    return Note("busy_machine", text, fatal=on_processor and is_long)
+
+
+def _without_waiting_ms(machine: Machine, times: RunTimes) -> float | None:
+    """Return how long a step takes where nobody else wants the cores: no longer than its fastest one."""
+    if times.typical_ms is None:
+        return None
+    alone_ms = times.typical_ms * (1.0 - (machine.waited_for_core_share or 0.0))
+    return min(alone_ms, times.steady.least_ms) if times.steady is not None else alone_ms
+
+
 def why_ungraded(
-    profile: Profile, options: ScoreOptions, efficiency: Efficiency, ledger: Ledger | None
+    profile: Profile,
+    times: RunTimes,
+    options: ScoreOptions,
+    efficiency: Efficiency,
+    ledger: Ledger | None,
+    held_up: Note | None = None,
 ) -> tuple[tuple[Note, ...], Bound | None]:
     """Return why there is no grade (nothing if there is one), and what bounds it all the same."""
     unfit, work = profile.unfit, options.work or profile.work
+    if held_up is not None and held_up.fatal:
+        unfit = (held_up, *unfit)
     if work == "inference":
         text = (
             "the steps are inference, a forward pass without backward or optimizer; a grade is for training"
@@ -257,8 +299,20 @@ def why_ungraded(
     reasons = unfit if untimed else (*unfit, *efficiency.ungraded_because)
     if not reasons or untimed or work == "inference" or (unfit and work != "training"):
         return reasons, None
-    bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)
+    if held_up is not None and held_up.fatal:  # what bounds a run rests on its times as well
+        bound = _bound_without_waiting(profile.machine, times, efficiency)
+    else:
+        bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)
     return (*reasons, *((bound.note,) if bound else ())), bound
+
+
+def _bound_without_waiting(machine: Machine | None, times: RunTimes, efficiency: Efficiency) -> Bound | None:
+    """Return what the run would reach if no step had waited for a core."""
+    alone_ms = _without_waiting_ms(machine, times) if machine is not None else None
+    if efficiency.share is None or not alone_ms or times.typical_ms is None:
+        return None
+    share = min(1.0, efficiency.share * times.typical_ms / alone_ms)
+    return Bound(share=share, because=f"{show_share(share)} if no step had waited for a core")
 
 
 def bound_of(

@@ -399,7 +399,7 @@ def _longest_part(context: RuleContext) -> str | None:
 
 def _was_held_up(context: RuleContext) -> bool:
     """Return whether our recorder saw other programs slow the training down."""
-    return has_code(context.profile.notes, "busy_machine")
+    return context.held_up is not None or has_code(context.profile.notes, "busy_machine")
 
 
 def _is_uneven(context: RuleContext) -> bool:
