@@ -313,6 +313,8 @@ def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     if steady is None:
         return StepStats(count=count, steady=profile.steps if profile.recorded_steps else None)
     known = {name: getattr(steady, name) for name in StepTimes.__struct_fields__ if name in _OF_STEPS}
+    if has_code(profile.notes, "warm_up_only"):
+        known |= {"steady": 0, "warm_up": steady.steady + steady.warm_up}
     return StepStats(count=count or len(profile.samples_ms), samples_ms=kept(profile.samples_ms), **known)
 
 

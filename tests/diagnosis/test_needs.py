@@ -13,11 +13,11 @@ from stepgrade.config import Config
 from stepgrade.diagnosis.rule import NEEDS
 from stepgrade.diagnosis.rules import RULE_NAMES, RULES
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, Note, Profile
+from stepgrade.model import RECORDER, DeviceSeen, Note, Profile
 from stepgrade.model.profile import Recorded
 from stepgrade.model.ranks import ManyRanks, SlowPart
 from tests.builders import make_phases
-from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
+from tests.diagnosis.test_rules import FIRES, GEMMS, gaps, host, kernels, op, trace
 
 V100 = DeviceSeen(name="Tesla V100-SXM2-32GB", memory_bytes=32 * 2**30, sm_count=80)
 ON_A_DEVICE = {name: profile for name, profile in FIRES.items() if profile.activity is not None}
@@ -153,6 +153,21 @@ BOTH_SIDES: dict[str, tuple[str, str, Profile, Profile]] = {
         FIRES["host-stall"],
         on(FIRES["host-stall"], recorded=Recorded(settings=("stacks",))),
     ),
+    "a DataLoader, as far as our recorder saw": (
+        "host-stall",
+        "DataLoader",
+        FIRES["host-stall"],
+        on(
+            FIRES["host-stall"],
+            source=msgspec.structs.replace(FIRES["host-stall"].source, producer=RECORDER),
+        ),
+    ),
+    "an optimizer that is not fused yet": (
+        "heavy-optimizer",
+        "fused=True",
+        FIRES["heavy-optimizer"],
+        on(FIRES["heavy-optimizer"], operations=(op("aten::_fused_adamw_", "optimizer", 40.0), *GEMMS)),
+    ),
     "operations that are not compiled yet": (
         "slow-gemm",
         "torch.compile",
@@ -254,3 +269,13 @@ def test_a_step_on_a_processor_is_not_told_to_use_a_device() -> None:
     )
     assert any("num_workers" in remedy for remedy in remedies)
     assert not any("pin_memory" in remedy for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "words"),
+    [(1, 1, "num_workers=1 (it has 0, and there is 1 core)"), (2, 1, "num_workers=2 "), (8, 4, "for each rank"),
+     (4, 1, "num_workers=4 or more"), (None, 1, "num_workers=4 or more")],
+)  # fmt: skip
+def test_no_more_workers_are_advised_than_there_are_cores(cores: int | None, ranks: int, words: str) -> None:
+    recorded = Recorded(processor="a processor", processor_cores=cores, processor_ranks=ranks)
+    assert words in remedy_of("loader-on-main-thread", on(FIRES["loader-on-main-thread"], recorded=recorded))

@@ -16,7 +16,17 @@ from stepgrade.diagnosis import rules
 from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES, settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, Ledger, Note, Operation, Profile, RankRow, Source
+from stepgrade.model import (
+    RECORDER,
+    DeviceSeen,
+    Ledger,
+    Note,
+    Operation,
+    Profile,
+    RankRow,
+    ShapeRow,
+    Source,
+)
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -216,6 +226,24 @@ LOOP = LoopTally(
     operations=("aten::select", "aten::mul"),
     line=HostLine(where="train.py:12", function="scale"),
 )
+PRINTS = HostLine(where="train.py:17", function="train", calls="torch.Tensor.__format__", ms=30.0)
+# Products of four rows with 1024 x 1024 weights of 32 bits.
+FEW_ROWS = (op("aten::mm", "gemm", 70.0, calls=96.0, flops=96 * 8.0 * 2**20, bytes=96 * 4.0 * 2**20),)
+DENSE = (
+    op(
+        "aten::embedding",
+        "embedding",
+        1.0,
+        shapes=(ShapeRow(shape="400000x64 fp32, 256x20 int64", ms=1.0 * STEPS, calls=1.0 * STEPS),),
+    ),
+    op("aten::embedding_dense_backward", "embedding", 5.0),
+    op(
+        "aten::fill_",
+        "copy",
+        35.0,
+        shapes=(ShapeRow(shape="400000x64 fp32", ms=30.0 * STEPS, calls=1.0 * STEPS),),
+    ),
+)
 FIRES: dict[str, Profile] = {
     "input-wait": trace(lost={"idle_input": 0.3}),
     "loader-on-main-thread": trace(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter"),
@@ -241,9 +269,14 @@ FIRES: dict[str, Profile] = {
     "host-phases": phases(forward=30.0, backward=50.0, encode=18.0),
     "python-overhead": host(lost={"idle_host": 0.5}),
     "python-loop": host(lost={"idle_host": 0.2}, loop=LOOP),
+    "frequent-printing": host(lost={"idle_host": 0.4}, lines={"stall": (PRINTS,)}),
     "random-numbers": host(ops=(op("aten::normal_", "other", 60.0), *GEMMS)),
     "fp32-matmuls": trace(matmul_dtype_ms={"fp32": 60.0}),
     "tf32-matmuls": trace(matmul_dtype_ms={"tf32": 60.0}),
+    "fp64-matmuls": host(matmul_dtype_ms={"fp64": 60.0, "fp32": 40.0}),
+    "small-micro-batches": host(
+        lost={"idle_host": 0.2}, ops=FEW_ROWS, backward_passes=32.0, samples_per_step=128.0
+    ),
     "fp16-beside-bf16": trace(matmul_dtype_ms={"fp16": 60.0}, marks={"loss_scale": 1.0}),
     "math-attention": trace(ops=SOFTMAX, marks={"sdpa_math": 24.0}),
     "unfused-attention": trace(ops=SOFTMAX),
@@ -269,6 +302,7 @@ FIRES: dict[str, Profile] = {
         ops=(op("aten::mul", "elementwise", 15.0), *GEMMS), marks={"rsqrt": 64.0, "mean": 64.0}
     ),
     "unfused-loss": trace(ops=(op("aten::_log_softmax", "softmax", 15.0), *GEMMS)),
+    "dense-embedding-gradients": host(ops=(*DENSE, *GEMMS)),
     "heavy-embedding": trace(ops=(op("aten::embedding_dense_backward", "embedding", 20.0), *GEMMS)),
     "data-shuffling": trace(ops=(op("aten::index_put_", "indexing", 40.0), *GEMMS)),
     "one-hot-operation": trace(
@@ -281,6 +315,9 @@ FIRES: dict[str, Profile] = {
     "exposed-communication": trace(lost={"exposed_communication": 0.3}, communication_ms=90.0),
     "weak-overlap": trace(lost={"exposed_communication": 0.03}, communication_ms=4.0),
     "small-messages": trace(lost={"exposed_communication": 0.3}, collectives=talk(40.0, 1e5)),
+    "sync-every-micro-batch": trace(
+        lost={"exposed_communication": 0.3}, communication_ms=40.0, marks={"synced_passes": 8.0}
+    ),
     "slow-link": trace(lost={"exposed_communication": 0.3}, collectives=talk(40.0, 2e6), skew_ms=0.0),
     "gloo-on-devices": trace(lost={"exposed_communication": 0.3}, marks={"gloo": 4.0}),
     "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
@@ -338,6 +375,11 @@ FIRES: dict[str, Profile] = {
         ),
     ),
     "slow-layer": trace(layers=make_layers(*[(50.0, 100.0)] * 5, (150.0, 100.0))),
+    "unused-gradients": host(
+        source=Source(format="step_profiler_v2", files=("run.json",), producer=RECORDER),
+        phases=make_phases(forward=20.0, backward=60.0),
+        marks={"unused_gradients": 0.5},
+    ),
     "recomputed-forward": trace(recompute_ms=20.0),
     "fast-backward": trace(layers=make_layers((10.0, 5.0))),
     "slow-backward": trace(phases=make_phases(forward=10.0, backward=60.0)),

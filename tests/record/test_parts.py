@@ -16,6 +16,7 @@ import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks
+from stepgrade.record.counts import StepCounts
 from stepgrade.record.patches import Patches
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
@@ -23,6 +24,7 @@ from stepgrade.record.timeline import (
     BACKWARD_DONE,
     BWD_IN,
     BWD_OUT,
+    ENVIRONMENT,
     FORWARD,
     FWD_IN,
     FWD_OUT,
@@ -34,6 +36,7 @@ from stepgrade.record.timeline import (
     OPTIMIZER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
+    ROLLOUT,
     StepTimeline,
     fold_step,
     layer_code,
@@ -48,7 +51,67 @@ def fold(
     return fold_step(list(times), list(codes), ends_by or {}, exposed_ns)
 
 
+class TestCounts:
+    """A generator and its judge: what the judge's pass does to the generator is dropped."""
+
+    def test_gradients_that_nobody_uses_are_counted(self) -> None:
+        made, judge = nn.Linear(4, 3), nn.Linear(3, 1)  # 15 and 4 weights
+        of_made, of_judge = (torch.optim.SGD(part.parameters(), 0.1) for part in (made, judge))
+        counts = StepCounts()
+        counts.start(0)
+        for _ in range(4):
+            for optimizer in (of_judge, of_made):
+                counts.before_zero_grad(optimizer)
+                optimizer.zero_grad()
+                judge(made(torch.ones(2, 4))).sum().backward()
+                counts.after_backward()
+                optimizer.step()
+                counts.after_optimizer(optimizer)
+        found = counts.counted(4)
+        assert found is not None
+        assert found.backward_passes == 2.0
+        assert found.collectives == ()
+        # From the second step on the judge's own are dropped too: the generator's pass goes through it.
+        dropped = 3 * 15 + 3 * 4
+        assert found.unused_gradients_share == pytest.approx(dropped / (dropped + 4 * 19))
+
+    def test_a_usual_loop_uses_all_of_them(self) -> None:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        counts = StepCounts()
+        assert counts.counted(3) is None
+        counts.start(0)
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            model(torch.ones(2, 4)).sum().backward()  # accumulated
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            counts.after_optimizer(optimizer)
+            counts.before_zero_grad(optimizer)
+            optimizer.zero_grad()
+        found = counts.counted(3)
+        assert found is not None
+        assert (found.backward_passes, found.unused_gradients_share) == (0.0, 0.0)
+
+
 class TestFold:
+    def test_an_agent_that_acts_has_an_environment(self) -> None:
+        step = fold(
+            *(
+                (0, NONE),
+                (1, ROLLOUT),
+                (3, NONE),
+                (10, ROLLOUT),
+                (12, NONE),
+                (20, FORWARD),
+                (25, AFTER_FORWARD),
+            ),
+            *((26, BACKWARD), (30, NONE), (30, OPTIMIZER), (33, NONE)),
+        )
+        assert step.phases_ns == {
+            HOST: 1, ROLLOUT: 4, ENVIRONMENT: 15, FORWARD: 5, LOSS: 1, BACKWARD: 4, OPTIMIZER: 3
+        }  # fmt: skip
+
     def test_between_forward_and_backward_is_the_loss(self) -> None:
         step = fold((0, FORWARD), (5, AFTER_FORWARD), (7, BACKWARD), (20, NONE), (22, OPTIMIZER), (30, NONE))
         assert step.phases_ns == {FORWARD: 5, LOSS: 2, BACKWARD: 13, GRADIENTS: 2, OPTIMIZER: 8}

@@ -64,6 +64,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layer_info_share: Annotated[float, share("ours: less is not worth a look")] = 0.005
     layer_warning_share: Annotated[float, share("ours: one layer's excess over the whole step")] = 0.01
     layer_critical_share: Annotated[float, share("as input")] = 0.20
+    unused_info_share: Annotated[float, share("ours")] = 0.10
+    unused_warning_share: Annotated[float, share("ours: more than a GAN's judge on the way")] = 0.25
+    unused_critical_share: Annotated[float, share("ours")] = 0.50
     recompute_info_share: Annotated[float, share("Hugging Face: checkpointing costs about 20 %")] = 0.05
     idle_device_share: Annotated[float, share("DLProf")] = 0.10
     backward_products: Annotated[float, amount("ours: 2 per forward product, 1 if frozen")] = 1.2
@@ -124,6 +127,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     long_product_ms: Annotated[float, amount("ours: enough to read gigabytes")] = 1.0
     slow_gemm_share: Annotated[float, share("published achievable rates are 50 to 87 % of the peak")] = 0.40
     tiny_gemm_flops: Annotated[float, amount("ours: a microsecond at 100 TFLOP/s")] = 1e8
+    few_rows_intensity: Annotated[float, amount("ours: FLOPs per byte of a 32-bit product of 16 rows")] = 8.0
+    micro_batches: Annotated[float, amount("ours: fewer repeat little")] = 4.0
     tiny_gemms: Annotated[float, amount("ours, per step; TraceLens: 1000")] = 100.0
     above_roof: Annotated[float, amount("TraceLens: above, the figure is wrong")] = 1.10
 
@@ -148,6 +153,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     elementwise_launches: Annotated[float, amount("TraceLens")] = 1000.0
     streaming_share: Annotated[float, share("TraceLens")] = 0.50
     norm_share: Annotated[float, share("TraceLens")] = 0.10
+    dense_rows_share: Annotated[float, share("ours: of a table's rows; a sparse update costs as much")] = 0.20
     loss_info_share: Annotated[float, share("ours")] = 0.05
     loss_warning_share: Annotated[float, share("ours")] = 0.10
     loss_critical_share: Annotated[float, share("ours")] = 0.33

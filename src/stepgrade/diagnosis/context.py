@@ -93,7 +93,9 @@ class RuleContext(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def platform(self) -> str | None:
         """Return the platform of the device (cuda, rocm, …), cpu without a device, None if unknown."""
-        device = self.target.device
+        device, recorded = self.target.device, self.profile.recorded
+        if recorded is not None and recorded.processor is not None:
+            return "cpu"
         if self.activity.platform is not None or device is None:
             return "cpu" if self.activity.driver == "host" else self.activity.platform
         return {"NVIDIA": "cuda", "AMD": "rocm"}.get(device.vendor or "")
@@ -247,7 +249,6 @@ class RuleContext(Struct, frozen=True, kw_only=True, dict=True):
             "launch_share": max(0.0, idle - (stall + after_sync)) if self.on_device else 0.0,
             "compiled_regions": regions if regions > limits.compiled_regions else 0.0,
             "uncovered_share": uncovered if uncovered > limits.launch_advice_share else 0.0,
-            "uncovered_limit_share": limits.launch_advice_share,
             "dispatch_ms": gaps.dispatch_ms,
             "dispatch_share": self.step_share(gaps.dispatch_ms),
             "python_share": max(0.0, idle - max(stall, self.phase_share(PhaseKind.HOST))) if on_host else 0.0,

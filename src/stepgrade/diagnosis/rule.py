@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from stepgrade.diagnosis.context import LIKE_CUDA, RuleContext, Runtime
 from stepgrade.model.activity import HostLine
 from stepgrade.model.ledger import ACCOUNTS, ALL_ACCOUNTS
+from stepgrade.model.profile import RECORDER
 from stepgrade.model.scorecard import Finding, Severity
 from stepgrade.patterns import regex
 from stepgrade.replay.promises import Promise
@@ -193,6 +194,8 @@ class Need(NamedTuple):
 # Profilers that do not have the settings of PyTorch's profiler.
 _OTHER_PROFILERS = frozenset({"nsys", "rocprof", "xplane", "xla_trace"})
 
+_FUSED_UPDATES = ("aten::_fused_ad", "aten::_fused_sgd")
+
 NEEDS = (
     Need(
         "PyTorch's profiler",
@@ -216,6 +219,16 @@ NEEDS = (
         "an accelerator",
         regex(r"pin_memory|pinned|non_blocking|\b(the|on|each) devices?\b|[Ll]aunch"),
         lambda context: context.platform != "cpu",
+    ),
+    Need(
+        "a DataLoader, as far as our recorder saw",
+        re.compile(r"DataLoader"),
+        lambda context: context.profile.source.producer != RECORDER or "input" in context.phases.shares,
+    ),
+    Need(
+        "an optimizer that is not fused yet",
+        re.compile(r"fused=True"),
+        lambda context: not any(op.name.startswith(_FUSED_UPDATES) for op in context.operations),
     ),
     Need(
         "arithmetic in bf16",

@@ -65,6 +65,15 @@ class CollectiveTally(Struct, frozen=True, kw_only=True):
     bytes: float | None = None
 
 
+class Counted(Struct, frozen=True, kw_only=True):
+    """What our recorder counted in a step, whatever a profiler saw of it."""
+
+    backward_passes: float
+    synced_passes: float = 0.0  # of them, those after which DDP reduced all gradients
+    unused_gradients_share: float | None = None  # by elements, dropped before an optimizer used them
+    collectives: tuple[CollectiveTally, ...] = ()
+
+
 class OptimizerTally(Struct, frozen=True, kw_only=True):
     """The optimizer on the device: its kernels, how long they run, and the stretch of time they take."""
 

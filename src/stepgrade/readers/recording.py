@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import TypeVar
 
 from msgspec import structs
 
 from stepgrade.model import Ledger, Profile
-from stepgrade.model.activity import Activity, HostLine
+from stepgrade.model.activity import Activity, Counted, HostLine
+from stepgrade.model.operations import Operation, ShapeRow
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.units import NS_PER_MS
 
@@ -19,7 +21,9 @@ _WAITS = {
     "exposed_copy": ("h2d", "d2h"),
     "idle_input": ("input",),
 }
-_HOST = "host"
+_HOST = ("host", "environment")
+_ROLLOUT = "rollout"
+_Row = TypeVar("_Row", Operation, ShapeRow)
 
 
 def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
@@ -39,7 +43,8 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
         profile,
         operations=tuple(
             structs.replace(
-                op, ms=_times(op.ms, slower), flops=_times(op.flops, work), bytes=_times(op.bytes, work)
+                _scaled(op, slower, work),
+                shapes=tuple(_scaled(row, slower, work) for row in op.shapes),
             )
             for op in (one.per_step(sampled.steps) for one in sampled.operations)
         )
@@ -69,6 +74,22 @@ def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Prof
     return structs.replace(profile, activity=structs.replace(activity, lines=lines, gaps=gaps))
 
 
+def with_counted(profile: Profile, counted: Counted) -> Profile:
+    """Return the profile with what was counted in its steps; a profiled step may not be like the others."""
+    activity = profile.activity or Activity(driver="unknown")
+    marks = {"synced_passes": counted.synced_passes, "unused_gradients": counted.unused_gradients_share}
+    return structs.replace(
+        profile,
+        activity=structs.replace(
+            activity,
+            backward_passes=counted.backward_passes,
+            collectives=counted.collectives,
+            communication_ms=sum(each.ms for each in counted.collectives),
+            marks=activity.marks | {name: count for name, count in marks.items() if count},
+        ),
+    )
+
+
 def _ledger(
     profile: Profile, phases_ms: dict[str, float], model_ms: float, sampled: SampledSteps
 ) -> Ledger | None:
@@ -77,9 +98,15 @@ def _ledger(
     if sampled.busy_ms is None or not sampled.model_ms or not total_ms:
         return None
     parts = {name: sum(phases_ms.get(phase, 0.0) for phase in phases) for name, phases in _WAITS.items()}
-    known = {_HOST, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
+    known = {*_HOST, _ROLLOUT, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
     parts["unattributed"] = sum(ms for name, ms in phases_ms.items() if name not in known)
-    parts["compute"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
+    # An agent that acts computes as one that learns does; what it acts on is the host's.
+    forward_ms = model_ms + phases_ms.get(_ROLLOUT, 0.0)
+    parts["compute"] = forward_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
+    # Operations that ran in no phase, as those of a model that is not called as a module.
+    unseen_ms = max(0.0, total_ms - sum(phases_ms.values()))
+    more_ms = max(0.0, sampled.busy_ms - sampled.model_ms) / sampled.steps * (profile.steps or 0)
+    parts["compute"] += min(unseen_ms, more_ms)
     if not isfinite(sum((total_ms, *parts.values())) * NS_PER_MS):
         return None
     total_ns = round(total_ms * NS_PER_MS)
@@ -92,6 +119,13 @@ def _ledger(
 
 def _ratio(per_step: float | None, sampled: float | None, steps: int) -> float | None:
     return per_step * steps / sampled if per_step and sampled else None
+
+
+def _scaled(row: _Row, slower: float, work: float) -> _Row:
+    """Return an operation, or its calls of one shape, in a step of another length and size."""
+    return structs.replace(
+        row, ms=_times(row.ms, slower), flops=_times(row.flops, work), bytes=_times(row.bytes, work)
+    )
 
 
 def _times(figure: float | None, factor: float) -> float | None:

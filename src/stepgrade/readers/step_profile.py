@@ -11,7 +11,7 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput, BadJson
 from stepgrade.model import RECORDER, DeviceSeen, LayerStep, Operation, PhaseShare, Profile, Source
-from stepgrade.model.activity import HostLine
+from stepgrade.model.activity import Counted, HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind, check_figure
 from stepgrade.model.sampled import SampledSteps
@@ -61,6 +61,7 @@ class RecorderHead(Struct, frozen=True):
     loss: dict[str, float] | None = None
     sampled: dict[str, Any] | None = None
     lines: dict[str, tuple[HostLine, ...]] = {}
+    counted: Counted | None = None
     rank: int | None = None
     machine: model.Machine | None = None
     processor_ms: list[float] = []  # of each steady step
@@ -203,15 +204,16 @@ def profile_of(document: StepDocument, file: str) -> Profile:
             *((Note("no_steps", "the profile has 0 steps"),) if steps == 0 else ()),
         ),
     )
-    if recorded.sampled is None and not recorded.lines:
+    if recorded.sampled is None and not recorded.lines and recorded.counted is None:
         return profile
-    from stepgrade.readers.recording import with_lines, with_sampled  # only our recordings
+    from stepgrade.readers.recording import with_counted, with_lines, with_sampled  # only our recordings
 
     try:
         sampled = SampledSteps.from_stored(recorded.sampled) if recorded.sampled else None
     except ValidationError as error:
         raise BadJson(str(error), where="$.stepgrade.sampled") from error
-    return with_lines(with_sampled(profile, sampled), recorded.lines)
+    profile = with_lines(with_sampled(profile, sampled), recorded.lines)
+    return profile if recorded.counted is None else with_counted(profile, recorded.counted)
 
 
 _Total = TypeVar("_Total", float, float | None)

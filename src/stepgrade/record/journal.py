@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from stepgrade.record.recording import Recording
 
 from stepgrade.files import MODES, temporary_folder, write_whole
+from stepgrade.units import show_ms
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
 _COUNTED = {
-    "evaluation_steps": "left out: {} with an evaluation",
     "profiled_steps": "{} under torch.profiler left out of the times",
     "lost_steps": "{} missing: the device was too far behind the host",
     "loss_not_finite": "the loss of {} was not a finite number",
@@ -251,6 +251,7 @@ def step_profile(
             "loss": recording.loss.summary(),
             "sampled": _sampled(recording),
             "lines": _lines(recording),
+            "counted": to_builtins(recording.counted.counted(recording.ended)),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }
@@ -275,6 +276,8 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
     )
+    times, evaluated_ns = (recording.counts[f"evaluation_{unit}"] for unit in ("steps", "ns"))
+    evaluated = f"{'1 step' if times == 1 else f'{times} steps'} with an evaluation"
     possible = {
         "warm_up_only": (is_warm, "only warm-up steps were recorded: later steps may be faster"),
         "step_times_thinned": (every > 1, f"the time of one step in {every} is kept"),
@@ -283,6 +286,10 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
             for code, text in _COUNTED.items()
             for count in [recording.counts[code]]
         },
+        "evaluation_steps": (
+            times,
+            f"left out: {evaluated}, {show_ms(evaluated_ns / 1e6)} in all",
+        ),
         "uneven_steps": (
             large,
             f"steps take longer the more they hold, most {small} to {large} {unit}",

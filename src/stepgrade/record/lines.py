@@ -33,10 +33,12 @@ _FIRST_SECONDS, _FIRST_INTERVAL, _INTERVAL = 2.0, 0.01, 0.05
 _MOST_LOCATIONS = 2000
 _LINES_KEPT = 3
 _WAITS = {INPUT: "input", NONE: "stall", AFTER_FORWARD: "stall", HOST: "stall"}
+_UNSEEN = frozenset({NONE, AFTER_FORWARD})
 # The step computes in these, unless the line calls something that is not an operation, like time.sleep.
 _MODEL = frozenset({FORWARD, LOSS, BACKWARD, OPTIMIZER})
 _OPERATIONS = ("torch", "torchvision", "torchaudio", "transformers", "triton")
 # Parts of torch that are host work.
+_TEXT = frozenset({"__format__", "__repr__", "__str__"})  # making text of a tensor is host work as well
 _NO_OPERATIONS = ("torch/serialization.py", "torch/utils/", "torch/distributed/checkpoint/")
 
 
@@ -125,6 +127,9 @@ class LineSampler:
             if wait is not None and (is_waiting or wait == "input"):
                 frame = read_frame(f"{location.code.co_filename}({location.line}): {location.code.co_name}")
                 by_line[wait][_short(frame.where or ""), location.code.co_name, calls] += seconds
+            if location.phase in _UNSEEN:
+                frame = read_frame(f"{location.code.co_filename}({location.line}): {location.code.co_name}")
+                by_line["unseen"][_short(frame.where or ""), location.code.co_name, None] += seconds
         return {
             wait: [
                 HostLine(where=where, function=function, calls=calls, ms=seconds * 1e3 / max(1, steps))
@@ -201,7 +206,8 @@ def _callee(location: _Location) -> tuple[str | None, bool | None]:
             location.called.co_name if "<" in location.called.co_qualname else location.called.co_qualname
         )
         name = read_frame(f"{path}(1): {function}").name
-        return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
+        is_operation = name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
+        return name, is_operation and location.called.co_name not in _TEXT
     *_, position = (None, *location.code.co_positions())[: location.at // 2 + 2]
     line, end_line, start, end = position or (None, None, None, None)
     if line is None or line != end_line or start is None or end is None:

@@ -1,9 +1,7 @@
-"""Functions that are wrapped while a recorder runs, where torch has no hooks, and DDP's timers."""
+"""Functions that are wrapped while a recorder runs, where torch has no hooks."""
 
 from __future__ import annotations
 
-import re
-import weakref
 from collections.abc import Callable
 from functools import update_wrapper
 from itertools import pairwise
@@ -11,16 +9,13 @@ from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
-from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record.timeline import (
     BACKWARD,
     BACKWARD_DONE,
-    COMMUNICATION,
     D2H,
     H2D,
     INPUT,
@@ -28,16 +23,9 @@ from stepgrade.record.timeline import (
 )
 
 _is_compiling = torch.compiler.is_compiling
-_COLLECTIVE = re.compile(
-    "all_gather(_into_tensor|_single)?|all_reduce|all_to_all(_single)?|barrier|broadcast|reduce"
-    "|reduce_scatter(_single|_tensor)?"  # some were renamed; those that exist are timed
-)
 _ABSENT = object()
 _OUR_FOLDER = __file__.rpartition("patches")[0]
 _our_code: set[CodeType] = set()
-# DDP's default; measuring each iteration costs a synchronisation on accelerators.
-_DDP_DEFAULT_RATE = 100
-_DDP_TIMES = ("backward_comm_time", "backward_compute_comm_overlap_time")
 
 
 class Patches:
@@ -224,37 +212,3 @@ def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
 
     for name in ("to", "cuda", "cpu"):
         patches.wrap(Tensor, name, timed)
-
-
-def patch_collectives(patches: Patches, timeline: StepTimeline) -> None:
-    """Time collectives called from Python: FSDP's and the loop's own, not DDP's reducer."""
-    if torch.distributed.is_available():
-        for name in filter(_COLLECTIVE.fullmatch, dir(torch.distributed)):
-            patches.time(torch.distributed, name, timeline, COMMUNICATION)
-
-
-class DdpTimers:
-    """DDP's own timers of its gradient all-reduce, which runs inside backward where no hook reaches it."""
-
-    def __init__(self, model: Module, *, on_host: bool) -> None:
-        self._model = weakref.ref(model)  # do not keep the model alive
-        self._every = 1 if on_host else _DDP_DEFAULT_RATE
-        self._asked = 0
-        self._exposed_ns = 0
-        model._set_ddp_runtime_logging_sample_rate(self._every)  # no public API
-
-    def exposed_ns(self) -> int:
-        """Return how long the last measured all-reduce ran after the last gradient was computed."""
-        model = self._model()
-        if self._asked % self._every == 0 and model is not None:
-            found = model._get_ddp_logging_data()
-            communicated, hidden = (int(found.get(name, 0)) for name in _DDP_TIMES)
-            self._exposed_ns = max(0, communicated - hidden)
-        self._asked += 1
-        return self._exposed_ns
-
-    def close(self) -> None:
-        """Restore DDP's sample rate."""
-        model = self._model()
-        if model is not None:
-            model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)

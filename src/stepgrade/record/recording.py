@@ -29,6 +29,7 @@ from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import Models, unwrap
 from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
+from stepgrade.record.counts import StepCounts
 from stepgrade.record.environment import Contention, Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
@@ -44,6 +45,7 @@ from stepgrade.record.timeline import (
     NONE,
     OPTIMIZER,
     PHASE_NAMES,
+    ROLLOUT,
     UPDATED,
     StepTimeline,
     fold_step,
@@ -55,6 +57,8 @@ _is_compiling = torch.compiler.is_compiling
 _MOST_PENDING = 256
 # After this many steps in another thread, and none in the old one, that thread is the training thread.
 _STEPS_ELSEWHERE = 3
+# An agent acts more often than this between two steps, where it does not act in every one.
+_LEAST_ACTS = 8
 
 
 class EndedStep(Struct):
@@ -88,10 +92,10 @@ class Recording:
         self.counts: Counter[str] = Counter()  # of steps that a note reports, by its code
         self._balance = 0  # steps with an evaluation minus steps without
         self.stepped_by_hand = False
-        self.saw_model = self.saw_forward = False
+        self.saw_model = self.saw_forward = self._saw_loader = False
         self.autocast: str | None = None
         self._device: torch.device | None = None
-        self.ddp: patches.DdpTimers | None = None
+        self.counted = StepCounts()
         self.on_step: Callable[[int], None] | None = None
         self.on_failure: Callable[[Exception], None] | None = None
         self.on_model: Callable[[Module], None] | None = None  # called for each detected model
@@ -122,14 +126,14 @@ class Recording:
             self.timeline,
             self._is_watched,
             before=self._end_own_step,
-            on_batch=self._batches.add_batch,
+            on_batch=self._see_batch,
         )
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
         )  # torch 2.2 has it under cuda only
         self._patches.wrap(scaler, "step", self._scaler_step)
-        patches.patch_collectives(self._patches, self.timeline)
-        self._patches.time(Optimizer, "zero_grad", self.timeline, OPTIMIZER, self._is_watched_optimizer)
+        self.counted.watch_calls(self._patches, self.timeline)
+        self._patches.wrap(Optimizer, "zero_grad", self._zero_grad)
         self._undo += [
             register_optimizer_step_pre_hook(self.before_optimizer).remove,
             register_optimizer_step_post_hook(self.after_optimizer).remove,
@@ -154,8 +158,7 @@ class Recording:
         self._patches.undo()
         while self._undo:
             self._undo.pop()()
-        if self.ddp is not None:
-            self.ddp.close()
+        self.counted.close()
         self.window.drop()
         self.timeline.stop()
 
@@ -184,8 +187,7 @@ class Recording:
             self._pending.clear()
             self.timeline.restart_step()
         self.watch_calls(model)
-        if self.ddp is None and hasattr(type(model), "_get_ddp_logging_data"):
-            self.ddp = patches.DdpTimers(model, on_host=self.clock.name == "host")
+        self.counted.watch_model(model, on_host=self.clock.name == "host")
         count, fresh, first = self.models.add(model, layers, self.ended)
         self.layers.attach(self.calls, fresh, first)
         return count
@@ -280,6 +282,7 @@ class Recording:
         is_first = self._warmup <= 0 and self.contention is None and self.timeline.live
         if is_first:
             self.lines.start(self.ended)
+            self.counted.start(self.ended)
             self.contention = Contention()
         if self.saw_model or (self.own_steps and not torch.cuda.is_initialized()):
             self.window.open_if_due(self.ended, self._device)
@@ -320,9 +323,28 @@ class Recording:
             self.timeline.leave()
         try:
             if self.timeline.live and self._is_training_thread():
+                self.counted.after_optimizer(optimizer)
                 self._stepped(optimizer)
         except Exception as error:  # noqa: BLE001  the training must go on
             self._fail(error)
+
+    def _zero_grad(
+        self, original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
+    ) -> object:
+        """Time dropping the gradients, which is the optimizer's, and look at them before."""
+        is_watched = self._is_watched_optimizer(optimizer)
+        if is_watched:
+            self.timeline.enter(OPTIMIZER)
+        try:
+            if self.timeline.live and not self.timeline.is_elsewhere:
+                self.counted.before_zero_grad(optimizer)
+        except Exception as error:  # noqa: BLE001  the training must go on
+            self._fail(error)
+        try:
+            return original(optimizer, *args, **kwargs)
+        finally:
+            if is_watched:
+                self.timeline.leave()
 
     def _stepped(self, optimizer: Optimizer) -> None:
         """End a step when the main optimizer steps: the first one, until training switches to another.
@@ -390,6 +412,7 @@ class Recording:
                 self._end_by_optimizer()
             elif not self.timeline.live or self.window.has_lapsed:
                 self.window.drop()
+            self.counted.after_backward()
             self.own_updates.look(self.models.alive())
             if not self.saw_model:  # nothing else marks the end of a step
                 self._end_own_step()
@@ -439,6 +462,10 @@ class Recording:
             if self.ended == ended and main is not None and main() is optimizer:
                 self._stepped(optimizer)
 
+    def _see_batch(self, batch: object) -> None:
+        self._saw_loader = True
+        self._batches.add_batch(batch)
+
     def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
         datasets = self._datasets
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)
@@ -484,8 +511,10 @@ class Recording:
             if not self.saw_forward:
                 self.saw_forward = True
                 self.autocast = autocast_dtype(self._device)
-        inside = timeline.direction in (FORWARD, BACKWARD)
-        timeline.enter(FORWARD if inside or torch.is_grad_enabled() else EVALUATION)
+        if timeline.direction in (FORWARD, BACKWARD) or torch.is_grad_enabled():
+            timeline.enter(FORWARD)
+        else:
+            timeline.enter(ROLLOUT if module.training and not self._saw_loader else EVALUATION)
 
     def _after_forward(self, _module: Module, _args: object, _output: object) -> None:
         self.layers.release()
@@ -503,9 +532,9 @@ class Recording:
         if self.on_failure is not None:
             self.on_failure(error)
 
-    def _is_interrupted(self, step: Totals) -> bool:
-        """Return whether a step contains an evaluation, unless most steps do."""
-        has_evaluation = EVALUATION in step.phases_ns
+    def _is_interrupted(self, step: Totals, codes: list[int]) -> bool:
+        """Return whether a step contains an evaluation, as a few forwards are one, unless most steps do."""
+        has_evaluation = EVALUATION in step.phases_ns or 0 < codes.count(ROLLOUT) < _LEAST_ACTS
         self._balance += 1 if has_evaluation else -1
         return has_evaluation and self._balance < 0
 
@@ -519,7 +548,7 @@ class Recording:
 
     def _add(self, ended: EndedStep) -> None:
         times_ns, codes = self.clock.times_ns(ended.edges[0::2]), ended.edges[1::2]
-        exposed_ns = self.ddp.exposed_ns() if self.ddp is not None and BACKWARD in codes else 0
+        exposed_ns = self.counted.take_exposed_ns() if BACKWARD in codes else 0
         step = fold_step(times_ns, codes, self.layers.ends_by, exposed_ns)
         if ended.loss is not None:
             self.add_loss(float(ended.loss))
@@ -528,10 +557,11 @@ class Recording:
         if ended.profiler is not None:
             self.counts["profiled_steps"] += 1
             self._warmup -= 1
-            if not self._is_interrupted(step):
+            if not self._is_interrupted(step, codes):
                 self.window.keep(ended.profiler, step)
-        elif self._is_interrupted(step):
+        elif self._is_interrupted(step, codes):
             self.counts["evaluation_steps"] += 1
+            self.counts["evaluation_ns"] += step.wall_ns
         else:
             if exposed_ns:
                 exposed_ns = min(exposed_ns, step.phases_ns[BACKWARD])

@@ -24,6 +24,8 @@ BACKWARD_DONE = 11  # not a phase: ends the layers whose input needs no gradient
 GRADIENTS = 12
 HOST = 13
 UPDATED = 14  # not a phase: ends a step whose loop updated the weights itself
+ROLLOUT = 15  # an agent acts: forward without gradients in training mode, on no batch of a loader
+ENVIRONMENT = 16
 
 PHASE_NAMES = {
     INPUT: "input",
@@ -37,24 +39,30 @@ PHASE_NAMES = {
     EVALUATION: "evaluation",
     GRADIENTS: "gradients",
     HOST: "host",
+    ROLLOUT: "rollout",
+    ENVIRONMENT: "environment",
 }
 # Named by the phases around them, and dropped if they are very short.
-GAPS = frozenset({"gradients", "host"})
-FIRST_FREE_PHASE = 16
+GAPS = frozenset({"gradients", "host", "environment"})
+FIRST_FREE_PHASE = 17
 
 # A layer's edge is LAYER_BASE + LAYER_WIDTH * layer + one of these.
 LAYER_BASE = 4096
 LAYER_WIDTH = 8
 FWD_IN, FWD_OUT, RECOMPUTE_IN, RECOMPUTE_OUT, BWD_IN, BWD_OUT = range(6)
 
-_DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
+_DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION, ROLLOUT})
 _CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
 # Names of time outside phases, by the main phases before and after it; a step starts after NONE.
-_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
+_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED, ROLLOUT})
 _GAPS = {
     (NONE, FORWARD): HOST,
     (OPTIMIZER, FORWARD): HOST,
     (BACKWARD, FORWARD): HOST,
+    (NONE, ROLLOUT): HOST,
+    (OPTIMIZER, ROLLOUT): HOST,
+    (ROLLOUT, ROLLOUT): ENVIRONMENT,
+    (ROLLOUT, FORWARD): ENVIRONMENT,
     (FORWARD, FORWARD): FORWARD,
     (FORWARD, BACKWARD): LOSS,
     (BACKWARD, OPTIMIZER): GRADIENTS,

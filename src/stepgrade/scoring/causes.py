@@ -48,7 +48,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     def evidence_with_line(self, profile: Profile, causes: tuple[Cause, ...]) -> tuple[str, ...]:
         """Return the evidence, and the line of the user's code that holds much of the wait where one does."""
-        wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(self.bottleneck)
+        waits = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall", Bottleneck.UNKNOWN: "unseen"}
+        wait = waits.get(self.bottleneck)
         lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
         share = next((cause.share for cause in causes if cause.bottleneck == self.bottleneck), 0.0)
         wait_ms = share * (profile.mean_step_ms or 0.0)
@@ -78,6 +79,9 @@ _PHASE_WORDS = {
     Bottleneck.HOST: "host work",
     Bottleneck.UNKNOWN: "forward, backward and optimizer; what limits them needs operations with shapes",
 }
+_UNSEEN_WORDS = (
+    "forward, backward and optimizer, or is in no phase; what limits it needs operations with shapes"
+)
 # On a run without an accelerator the processor is the device, and nothing is launched.
 _PROCESSOR_HOST = "in Python or in work outside of the framework"
 # Of a step that nothing would be left of without its cause there is nothing to say.
@@ -239,6 +243,9 @@ def rank_causes(
             Bottleneck.UNKNOWN: ledger.compute or 0.0,
         }
         words, start = _PHASE_WORDS, "{share} of the step goes to"
+        if _is_on_processor(profile):  # which nothing is launched on: what no phase covers is unseen
+            shares[Bottleneck.UNKNOWN] += shares.pop(Bottleneck.LAUNCH)
+            words = _PHASE_WORDS | {Bottleneck.UNKNOWN: _UNSEEN_WORDS}
     causes = []
     for name, share in shares.items():
         if share <= LEAST_SHARE:
@@ -290,6 +297,10 @@ def _shares_by_cause(ledger: Ledger) -> dict[Bottleneck, float]:
             cause = Bottleneck(account.cause)
             shares[cause] = shares.get(cause, 0.0) + (getattr(ledger, name) or 0.0)
     return shares
+
+
+def _is_on_processor(profile: Profile) -> bool:
+    return profile.recorded is not None and profile.recorded.processor is not None
 
 
 def _has_launches(profile: Profile) -> bool:
@@ -413,6 +424,9 @@ def bottleneck_of_phases(
     if transfer > limits.transfer_share:
         bottleneck = Bottleneck.TRANSFER
         evidence = f"{show_share(transfer)} of the step goes to host-device transfers"
+    elif outside is not None and outside > limits.launch_share and _is_on_processor(profile):
+        bottleneck = Bottleneck.UNKNOWN
+        evidence = f"{show_share(outside)} of the step is in no phase that the recorder sees"
     elif outside is not None and outside > limits.launch_share:
         bottleneck = Bottleneck.LAUNCH
         evidence = f"{show_share(outside)} of the step is in no phase: launches and host work between them"

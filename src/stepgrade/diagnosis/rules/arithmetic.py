@@ -10,6 +10,7 @@ from stepgrade.diagnosis.context import RuleContext, Runtime
 from stepgrade.diagnosis.rule import Evidence, Found, Rule, Worth, on_amd
 from stepgrade.model.activity import GemmTally
 from stepgrade.model.operations import Operation
+from stepgrade.model.scorecard import Severity
 from stepgrade.units import show_count, show_share
 
 _USUAL_SPEEDUP = 2.0  # from one precision to the next, if the device's figures are unknown
@@ -105,6 +106,36 @@ def tf32_matmuls(context: RuleContext) -> Found | None:
         "info",
         remedy=remedy and remedy.split(". ")[0] + ".",
     )
+
+
+@precision_rule(
+    sees="Matrix products run in 64 bits, as NumPy's arrays do unless told otherwise.",
+    evidence="time and share in 64-bit products",
+    fix="Convert inputs and weights to 32 bits before the model.",
+    fix_pytorch="Make tensors float32 where they are created (array.astype(np.float32), tensor.float()), and "
+    "leave out model.double() and torch.set_default_dtype(torch.float64).",
+    wrong_when="the model needs 64 bits, as some simulations do",
+    check="No product has fp64 inputs, and the step takes about half the time.",
+    worth=Worth("compute", 0.8, "32 bits move half the bytes and do twice the arithmetic, or much more"),
+    explains=(
+        *("slow-gemm", "slow-elementwise", "elementwise-chains", "heavy-optimizer", "device-copies"),
+        *("one-hot-operation", "memory-bound-gemm"),
+    ),
+    sources="PM, XP",
+)
+def fp64_matmuls(context: RuleContext) -> Found | None:
+    by_dtype = context.activity.matmul_dtype_ms
+    part = by_dtype.get("fp64", 0.0) / (sum(by_dtype.values()) or 1.0)
+    # What is computed between products of 64 bits has as many.
+    share = part * context.account("compute")
+    gain = share * _saved_part(context, "fp64", "fp32")
+    claim = (
+        f"{show_share(part, 0)} of the time in matrix products is fp64; such computing takes "
+        f"{show_share(share)} of the step."
+    )
+    severity: Severity = "warning" if gain >= context.limits.precision_warning_share / 2 else "info"
+    evidence: Evidence = {"fp64_share": share, "of_matmuls": part}
+    return Found(claim, evidence, gain, severity) if gain >= context.limits.precision_info_share / 2 else None
 
 
 fp16_beside_bf16 = precision_rule(
@@ -335,6 +366,41 @@ def tiny_gemms(context: RuleContext) -> Found | None:
         return None
     claim = f"{show_count(round(calls))} products a step are tiny and take {show_share(share)} of the step."
     return Found(claim, _evidence(chosen, share), share)
+
+
+@gemm_rule(
+    sees="Gradients are accumulated over many micro-batches of few rows.",
+    evidence="backward passes per step, FLOPs per byte of the products, share",
+    fix="Use fewer, larger micro-batches: as large as memory allows.",
+    fix_pytorch="Raise the micro-batch and accumulate over fewer of them: each pass reads all weights, adds "
+    "to all gradients and goes through Python once, however few samples it has.",
+    wrong_when="a larger micro-batch does not fit into memory",
+    check="Fewer backward passes per step, and the step shrinks nearly as much.",
+    worth=Worth("compute+idle_host", 0.6, "a pass over few rows costs nearly as much as one over many"),
+    explains=(
+        *("python-overhead", "python-loop", "host-stall", "tiny-gemms", "memory-bound-gemm", "launch-gaps"),
+        *("slow-elementwise", "elementwise-chains", "device-copies", "short-kernels"),
+    ),
+    sources="ours: Hugging Face advises the largest batch that fits first",
+)
+def small_micro_batches(context: RuleContext) -> Found | None:
+    passes, limits = context.activity.backward_passes or 1.0, context.limits
+    products = [op for op in context.operations if op.kind == "gemm" and op.flops and op.bytes]
+    flops, moved = (sum(getattr(op, name) for op in products) for name in ("flops", "bytes"))
+    if passes < limits.micro_batches or not moved or context.is_full:
+        return None
+    intensity = flops / moved
+    if intensity >= limits.few_rows_intensity:
+        return None
+    share = (1.0 - 1.0 / passes) * context.account("compute", "idle_host")
+    rows = context.profile.samples_per_step
+    each = f" of {show_count(round(rows / passes))} samples" if rows else ""
+    claim = (
+        f"Gradients are accumulated over {show_count(round(passes))} micro-batches{each} a step: their "
+        f"products do {intensity:.1f} FLOPs for each byte, so each pass costs nearly as much as a large one, "
+        f"{show_share(share)} of the step together."
+    )
+    return Found(claim, {"passes": passes, "flops_per_byte": intensity, "share": share}, share)
 
 
 @gemm_rule(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import partial
+from typing import NamedTuple
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rule import Evidence, Found, Remedy, Rule, Worth, on_amd
@@ -17,6 +20,9 @@ _MATRIX_BY_MATRIX = frozenset({"Muon", "NorMuon", "DistMuon", "Shampoo", "Distri
 _BY_HAND = (
     "Update tensors of one shape together: torch._foreach_ functions, stacked tensors or torch.compile."
 )
+_LOOKUPS = ("aten::embedding", "aten::index_select")
+_LOOKUP = re.compile(r"(?P<rows>\d+)x(?P<width>\d+)(?: \w+)?, (?P<indices>\d[\dx]*)(?:,| |$)")
+_FILLS = ("aten::fill_", "aten::zero_")
 _FEW_OPERATIONS = 5  # among fewer, some operation always dominates
 _LOSS_WORDS = ("log_softmax", "nll_loss", "cross_entropy", "crossentropy")
 _ARITHMETIC = frozenset({"gemm", "attention", "convolution", "communication"})
@@ -289,6 +295,76 @@ def random_numbers(context: RuleContext) -> Found | None:
         "share": share,
     }
     return Found(claim, evidence, share, line=lines[0] if lines else None)
+
+
+@elementwise_rule(
+    sees="A large embedding gets a gradient for every row, of which a batch touches few.",
+    evidence="rows of the table, rows that are looked up, share in its gradient and update",
+    levels="optimizer",
+    fix="Use sparse gradients for the embedding: only rows that were looked up are updated.",
+    fix_pytorch="Embedding(sparse=True) with SparseAdam, SGD or Adagrad for that table alone; FBGEMM's fused "
+    "tables for recommenders.",
+    wrong_when="the table is tied to the output layer, or the optimizer's momentum must reach all rows",
+    check="embedding_dense_backward is gone, and the optimizer's phase shrinks.",
+    worth=Worth("compute", 0.8, "the update then costs as much as the rows that were looked up"),
+    explains=(
+        *("heavy-embedding", "heavy-optimizer", "single-tensor-optimizer", "slow-elementwise"),
+        *("elementwise-chains", "one-hot-operation", "device-copies", "zero-grad-fills", "slow-backward"),
+    ),
+    sources="ours: PyTorch's Embedding(sparse=True)",
+)
+def dense_embedding_gradients(context: RuleContext) -> Found | None:
+    lookups = [row for op in context.operations if op.name in _LOOKUPS for row in op.shapes]
+    tables = [table for row in lookups if (table := _Table.of(row.shape))]
+    table = max(tables, key=lambda table: table.elements, default=None)
+    if table is None or table.looked_up >= context.limits.dense_rows_share * table.rows:
+        return None
+    if 4.0 * table.elements < context.limits.large_tensor_bytes:
+        return None
+    backward_ms = sum(
+        op.ms or 0.0 for op in context.operations if op.name == "aten::embedding_dense_backward"
+    )
+    if not backward_ms:
+        return None
+    backward_ms += sum(
+        row.ms
+        for op in context.operations
+        if op.name in _FILLS
+        for row in op.shapes
+        if (row.shape or "").startswith(f"{table.rows}x{table.width} ")
+    )
+    weights = sum(gemm.k * gemm.n for gemm in context.activity.gemms if gemm.batch == 1)
+    of_weights = table.elements / (table.elements + weights)
+    update = context.phase_share(PhaseKind.OPTIMIZER) * of_weights
+    share = min(1.0, context.busy_share(backward_ms) + update)
+    claim = (
+        f"An embedding of {show_count(table.rows)} rows gets a dense gradient, of which a step looks up "
+        f"{show_count(table.looked_up)} rows at most: making it and updating all rows takes "
+        f"{show_share(share)} of the step."
+    )
+    evidence: Evidence = {"rows": float(table.rows), "looked_up": float(table.looked_up), "share": share}
+    return Found(claim, evidence, share)
+
+
+class _Table(NamedTuple):
+    """An embedding, and how many of its rows a call looks up at most."""
+
+    rows: int
+    width: int
+    looked_up: int
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.width
+
+    @staticmethod
+    def of(shape: str | None) -> _Table | None:
+        """Return the table of a lookup by the shapes of its inputs, as 400000x64, 256x20; None for others."""
+        match = _LOOKUP.match(shape or "")
+        if match is None:
+            return None
+        indices = math.prod(int(size) for size in match["indices"].split("x"))
+        return _Table(int(match["rows"]), int(match["width"]), indices)
 
 
 heavy_embedding = elementwise_rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from stepgrade.contract.scorecard import LAUNCH_ADVICE
@@ -23,9 +24,17 @@ _CALLING = frozenset(
         *("decorate_context", "profile_hook_step", "_engine_run_backward", "_single_tensor_adam"),
     )
 )
+# What a line calls that prints, logs or makes a tensor into text.
+_PRINTS = re.compile(
+    r"(^|\.)(print|write|flush|pprint|__format__|__repr__|__str__|_tensor_str|_str)$|^logging\.|Logger\."
+)
 _MOSTLY = 0.5
 _FEWER_LAUNCHES = "Launch fewer, larger kernels: fuse operations, or replay the step as a graph."
 _JAX = "Put the whole training step under one jit, or several steps under lax.scan."
+_AS_A_MODULE = (
+    "Call the model as a module, model(x), or name the parts of the loop with Recorder.phase: what calls "
+    "forward() itself is in no phase."
+)
 _SLOWED = "stacks or shapes slowed the host: record without them"
 _FUSED_AWAY = 0.67  # of the short kernels' time: fusing three into one saves two passes over memory
 _ELSEWHERE = 0.5  # share of the host's work that another thread or process could do
@@ -227,7 +236,7 @@ dispatch_latency = launch_rule(
 )
 
 
-uncovered_time = launch_rule(
+@launch_rule(
     sees="Much of the step belongs to no phase: launches and host work.",
     evidence="share in no phase",
     fix=_FEWER_LAUNCHES,
@@ -236,10 +245,17 @@ uncovered_time = launch_rule(
     check="Wall coverage rises, and the step shrinks by as much.",
     worth=Worth("unattributed", 0.5, "not all untimed work is overhead"),
     sources="REF, GPF, TML",
-    claim="{uncovered_share} of the step belongs to no phase.",
-    figures={"uncovered_share": "uncovered_share", "limit_share": "uncovered_limit_share"},
     severity="warning",
 )
+def uncovered_time(context: RuleContext) -> Found | None:
+    share = context.figures["uncovered_share"]
+    if not share:
+        return None
+    lines = context.activity.lines.get("unseen", ())
+    evidence: Evidence = {"uncovered_share": share, "limit_share": context.limits.launch_advice_share}
+    claim = f"{show_share(share)} of the step belongs to no phase."
+    remedy = _AS_A_MODULE if context.platform == "cpu" else None
+    return Found(claim, evidence, share, remedy=remedy, line=lines[0] if lines else None)
 
 
 @launch_rule(
@@ -304,6 +320,36 @@ def python_loop(context: RuleContext, loop: LoopTally) -> Found | None:
         "share": share,
     }
     return Found(claim, evidence, share, line=loop.line)
+
+
+@launch_rule(
+    sees="The loop prints or logs in every step, and tensors are made into text for it.",
+    evidence="line, share",
+    levels="stall",
+    fix="Print every 100 steps, and single numbers instead of tensors.",
+    fix_pytorch="Print every 100 steps; collect losses with detach() and read them then.",
+    wrong_when="a few prints at the start are most of a short run",
+    check="The line is no longer among those that hold the step.",
+    worth=Worth("idle_host+idle_sync+compute", 0.9, "a print every hundredth step costs a hundredth"),
+    explains=(
+        *(
+            "host-stall",
+            "host-phases",
+            "python-overhead",
+            "python-loop",
+            "scalar-read-loop",
+            "data-shuffling",
+        ),
+        *("slow-elementwise", "elementwise-chains", "device-copies", "one-hot-operation"),
+    ),
+    sources="ours: seen by the recorder's samples of the training thread",
+)
+def frequent_printing(context: RuleContext) -> Found | None:
+    printed = [row for row in context.activity.lines.get("stall", ()) if _PRINTS.search(row.calls or "")]
+    if not printed:
+        return None
+    share = min(1.0, context.step_share(sum(row.ms for row in printed)))
+    return Found(f"Printing takes {show_share(share)} of the step.", {"share": share}, share, line=printed[0])
 
 
 python_overhead = launch_rule(

@@ -15,6 +15,7 @@ from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_bytes, show_count, show_ms, show_ranks, show_share, show_si
 
 _MOST_ROWS = 4
+_REPEATED = 1.5  # reductions of a gradient per step
 _MOSTLY_WAITING = 0.10  # a collective below this share of the link's rate mostly waits
 _REDUCING = (
     "Overlap communication with the backward pass: DDP with gradient_as_bucket_view, a larger bucket_cap_mb; "
@@ -286,6 +287,31 @@ def small_messages(context: RuleContext) -> Found | None:
         f"{show_share(share)} of the step."
     )
     return Found(claim, {"collectives": count, "mean_bytes": mean, "exposed_share": share}, share)
+
+
+@communication_rule(
+    sees="Gradients are reduced after every micro-batch, where once a step is enough.",
+    evidence="reductions and micro-batches per step, share",
+    fix="Reduce gradients once a step, with the last micro-batch.",
+    fix_pytorch="Run all micro-batches but the last under model.no_sync() (DDP), or "
+    "set_requires_gradient_sync(False) (FSDP).",
+    wrong_when="gradients of several micro-batches do not fit into memory",
+    check="One reduction of each gradient a step.",
+    worth=Worth("exposed_communication+wait_ranks+compute", 0.7, "the last reduction remains"),
+    explains=("exposed-communication", "weak-overlap", "small-messages", "straggler-rank", "uneven-ranks"),
+    sources="ours: PyTorch's DistributedDataParallel.no_sync",
+)
+def sync_every_micro_batch(context: RuleContext) -> Found | None:
+    synced = context.activity.marks.get("synced_passes", 0.0)
+    if synced < _REPEATED:
+        return None
+    total = context.step_share(context.activity.communication_ms)
+    share = (1.0 - 1.0 / synced) * max(total, context.account("exposed_communication", "wait_ranks"))
+    claim = (
+        f"Gradients are reduced {show_count(round(synced))} times a step, after every micro-batch: "
+        f"all but the last take {show_share(share)} of the step."
+    )
+    return Found(claim, {"reductions": synced, "share": share}, share)
 
 
 @communication_rule(

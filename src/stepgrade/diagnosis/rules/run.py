@@ -63,6 +63,31 @@ def slow_layer(context: RuleContext) -> Found | None:
     )
 
 
+@layers_rule(
+    sees="Backward passes compute gradients of weights that no optimizer uses.",
+    evidence="share of the gradients that are dropped, share of the backward passes",
+    levels="unused",
+    fix="Cut the graph before weights that this loss does not train.",
+    fix_pytorch="Call detach() on the output of a network that this loss does not train, or run it under "
+    "torch.no_grad(); set requires_grad_(False) on weights that are only passed through.",
+    wrong_when="gradients are looked at, or a step was skipped on purpose",
+    check="The backward phase shrinks.",
+    worth=Worth("compute", 0.5, "weights that are passed through still need the gradient of their input"),
+    explains=("slow-backward", "slow-elementwise", "elementwise-chains"),
+    sources="ours: PyTorch's DCGAN tutorial detaches the generator",
+)
+def unused_gradients(context: RuleContext) -> Found | None:
+    dropped = context.activity.marks.get("unused_gradients", 0.0)
+    if not dropped:
+        return None
+    share = dropped * context.phase_share(PhaseKind.BACKWARD)
+    claim = (
+        f"{show_share(dropped, 0)} of the gradients are dropped before an optimizer uses them: up to "
+        f"{show_share(share)} of the step computes them."
+    )
+    return Found(claim, {"dropped_share": dropped, "share": share}, share)
+
+
 recomputed_forward = layers_rule(
     sees="The backward pass repeats forward work (activation checkpointing).",
     evidence="repeated time per step, how full memory is",
@@ -347,13 +372,22 @@ _RL_REMEDIES = {
     "reward": "Score responses as they arrive, in more workers, and not after the last one.",
     "advantage": "Compute advantages on the device, in one batch.",
     "update": "Raise the micro-batch of the update, pack sequences, and checkpoint fewer activations.",
+    "environment": "Run many environments at once, in processes of their own (gymnasium's vector "
+    "environments), or a faster simulator.",
     "weight sync": "Send the weights in larger buckets and in the rollout engine's layout, and keep both "
     "engines on the same devices.",
     "idle": "Look for what runs between the engines: data transfer, offloading, logging.",
 }
 
 
+_ACT_ON_MANY = (
+    "Act on many environments with one forward pass, under torch.inference_mode(); a batch of one "
+    "observation costs nearly as much as one of many."
+)
+
+
 _RL_PARTS = {
+    "environment": "The environment takes",
     "rollout": "The rollout takes",
     "reference": "Computing log-probabilities takes",
     "reward": "Scoring takes",
@@ -365,16 +399,19 @@ _RL_PARTS = {
 
 
 @goodput_rule(
-    sees="One part of RL post-training takes most of a step.",
+    sees="One part of reinforcement learning takes most of a step.",
     evidence="the part, its time, its share of the step",
     fix="Speed up the longest part, or run it beside the others.",
-    fix_where=tuple(
-        Remedy(part, lambda context, part=part: _longest_part(context) == part, text)  # type: ignore[misc]
-        for part, text in _RL_REMEDIES.items()
+    fix_where=(
+        *(
+            Remedy(part, lambda context, part=part: _longest_part(context) == part, text)  # type: ignore[misc]
+            for part, text in _RL_REMEDIES.items()
+        ),
     ),
     wrong_when="the engines run at the same time on devices of their own",
     check="The part takes a smaller share of the step.",
     worth=Worth(ALL_ACCOUNTS, 0.3, "part of it can run beside the rest"),
+    explains=("unsteady-steps", "host-phases", "host-stall", "python-overhead"),
 )
 def longest_rl_part(context: RuleContext) -> Found | None:
     part = _longest_part(context)
@@ -386,13 +423,19 @@ def longest_rl_part(context: RuleContext) -> Found | None:
         return None
     of_step = f"{show_ms(phase.ms)} of a step of {show_ms(context.times.typical_ms)}, {show_share(share)}"
     claim = f"{_RL_PARTS[part]} {of_step}."
-    return Found(claim, {"part": part, "ms": phase.ms, "share": share}, share, severity="warning")
+    acts = context.profile.source.producer == RECORDER and part == "rollout"
+    evidence: Evidence = {"part": part, "ms": phase.ms, "share": share}
+    return Found(claim, evidence, share, severity="warning", remedy=_ACT_ON_MANY if acts else None)
 
 
 def _longest_part(context: RuleContext) -> str | None:
     """Return the longest part of a step of RL post-training; None for any other run."""
     parts = context.phases.shares
-    if context.profile.log is None or "rollout" not in parts:
+    if "rollout" not in parts:
+        return None
+    if context.profile.source.producer == RECORDER:  # the update's own parts have other rules
+        parts = {name: parts[name] for name in ("rollout", "environment") if name in parts}
+    elif context.profile.log is None:
         return None
     return max(parts, key=lambda name: parts[name].ms or 0.0)
 

@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.context import RuleContext, Runtime
 from stepgrade.diagnosis.rule import Evidence, Found, Rule, Worth, in_inference, on_amd
 from stepgrade.model.activity import CopyRow, HostLine, WaitTally
 from stepgrade.statistics import median
@@ -15,6 +15,7 @@ from stepgrade.units import how_often, show_bytes, show_count, show_ms, show_sha
 _PREFETCHED = "prefetching hides all of it except the first batch of an epoch"
 _ON_MAIN_THREAD = "_SingleProcessDataLoaderIter"
 _SYNC = "idle_sync+idle_host"
+_USUAL_WORKERS = 4
 _RUNS_AHEAD = "without the wait the host runs ahead of the device"
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
@@ -50,7 +51,23 @@ def loader_on_main_thread(context: RuleContext) -> Found | None:
     share = context.figures["input_share"]
     claim = f"{show_share(share)} of the step is spent preparing batches on the training thread."
     evidence: Evidence = {"input_share": share, "loader": _ON_MAIN_THREAD}
-    return Found(claim, evidence, share, line=_input_line(context))
+    return Found(claim, evidence, share, remedy=_workers_for(context), line=_input_line(context))
+
+
+def _workers_for(context: RuleContext) -> str | None:
+    """Return how many workers the machine has cores for, where there are fewer than is usual."""
+    recorded = context.profile.recorded
+    if recorded is None or recorded.processor_cores is None or context.runtime is not Runtime.PYTORCH:
+        return None
+    cores = max(1, recorded.processor_cores // recorded.processor_ranks)
+    if cores >= _USUAL_WORKERS:
+        return None
+    there_are = "there is 1 core" if cores == 1 else f"there are {cores} cores"
+    each = " for each rank" if recorded.processor_ranks > 1 else ""
+    return (
+        f"Give the DataLoader num_workers={cores} (it has 0, and {there_are}{each}) and "
+        "persistent_workers=True, so that batches are prepared ahead of the step."
+    )
 
 
 @input_rule(

@@ -237,7 +237,8 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     if card.step_time_ms is not None:
         steps, basis = card.steps, ""
         if steps is not None and steps.median_ms is not None:
-            basis = f"median of {show_count(steps.steady)} steady step{'s' if steps.steady != 1 else ''}"
+            kind = "steady" if steps.steady else "warm-up"
+            basis = f"median of {plural(steps.steady or steps.warm_up or 0, f'{kind} step')}"
             if steps.low_ms is not None:
                 basis = f"between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {basis})"
         yield Fact("Step", ", ".join(filter(None, (show_ms(card.step_time_ms), basis))))
