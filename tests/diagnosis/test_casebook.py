@@ -55,7 +55,7 @@ FIRST: dict[str, tuple[str, str | None]] = {
     "kineto_v2_2021-03*": ("input", "loader-on-main-thread"),
     "kineto_v3_2021-06*": ("compute", "fp32-matmuls"),
     "part_a100_fwd*": ("host", "start-up"),
-    "saf_amg_baseline*": ("memory_bw", "fp32-matmuls"),
+    "saf_amg_baseline*": ("compute", "fp32-matmuls"),
     "switch_moe_a100*": ("host", "start-up"),
     "tl_h100_timesformer*": ("host", "host-stall"),
     "tl_h100_vit_nsfw*": ("launch", "short-kernels"),

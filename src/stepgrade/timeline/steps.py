@@ -2,8 +2,10 @@
 
 Without marks a step is one round of the loop: from one Optimizer.step to the next, from batch to batch, from
 forward pass to forward pass; without a backward pass, one run of the range or module that repeats, or one
-round of the operations or kernels that repeat. Steps must hold most of what the device computes. Weights that
-are copied and sent before the first step, and ranges called warm-up, do not count.
+round of the operations or kernels that repeat. Whatever shows the steps, those that are alike must together
+hold at least half of what the device computes: else the next sign is tried, and without any the whole trace
+is one step, which is not graded. Weights that are copied and sent before the first step, and ranges called
+warm-up, do not count.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.links import MODULE, OP, HostTree, Links, nearest, pick
 
 LEAST_SHARE = 0.5  # of the device's work, for steps to be those of the run
+ALIKE = (
+    0.5  # from the usual step, in time of the work or in the number of its pieces, for a step to be like it
+)
 MOST_SHARE = 0.8  # of it, for a repeated range or module to be the steps
 REPEATED_SHARE = 0.9  # of the operations, for a repetition of them to be the steps
 # Ranges that count rounds of a loop; others whose names differ by a number may be layers.
@@ -47,8 +52,8 @@ _ROUND = regex(r"step|iter|batch|epoch|round|loop|request", re.IGNORECASE)
 _COUNTED = regex(r"\b(train(ing)?[ _-]?)?(step|iter(ation)?)\b[ _#:.-]*\d*", re.IGNORECASE)
 # Done once in a pass, at its start or its end: a repetition that holds one of these is not a layer.
 _ONCE_A_PASS = regex(
-    r"^aten::(embedding|adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax|topk"
-    r"|multinomial|randn?|randint|item|to|_local_scalar_dense|flatten)$"
+    r"^aten::(embedding|adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax"
+    r"|multinomial|randn?|randint)$"
 )
 # The same for kernels; a replayed graph is a whole pass.
 _KERNEL_ONCE_A_PASS = regex(
@@ -86,6 +91,7 @@ class StepBasis(StrEnum):
     SPAN = "span"
 
 
+MARKED = frozenset({StepBasis.PROFILER_STEP, StepBasis.EXECUTIONS})
 NOTES = {
     StepBasis.EXECUTIONS: "Steps are the executions of the program that takes the most time.",
     StepBasis.OPTIMIZER: "The trace marks no steps: each ends with an Optimizer.step.",
@@ -124,6 +130,23 @@ class Computed(NamedTuple):
         sums = np.bincount(index[index >= 0], weights=self.dur_ns[index >= 0], minlength=len(start))
         return sums / total if total else np.full(len(start), 1 / len(start))
 
+    def are_steps(self, steps: HostSteps) -> bool:
+        """Return whether these are steps of the run: those that are alike hold at least half of the work.
+
+        The profiler's own marks are steps however they differ. Batches of several sizes take different times
+        but launch as much; rounds of an optimizer now and then launch more. A single step is like itself.
+        """
+        shares = self.shares(steps.start_ns, steps.end_ns)
+        if steps.basis in MARKED:
+            return bool(shares.sum() >= LEAST_SHARE)
+        index = iv.span_at(iv.Spans(steps.start_ns, steps.end_ns), self.when_ns)
+        counts = np.bincount(index[index >= 0], minlength=len(shares))
+        alike = _are_usual(shares, shares) | _are_usual(counts, shares)
+        held = shares[alike].sum()
+        # What a range holds may be anything: the stretches of another length are not its first steps.
+        least = MOST_SHARE * shares.sum() if steps.basis is StepBasis.RANGE else LEAST_SHARE
+        return bool(held >= max(least, LEAST_SHARE) and (alike.sum() > 1 or len(shares) == 1))
+
     def are_equal_rounds(self, edges: Longs, *, of_one_size: bool = True) -> bool:
         """Return whether rounds hold most of the work, and most of them about the same amount of it."""
         shares = self.shares(edges[:-1], edges[1:])
@@ -135,6 +158,15 @@ class Computed(NamedTuple):
         """Return the rows that start outside of warm-up ranges; all of them if none does."""
         warm = iv.span_at(self.warm_up, start_ns[rows]) >= 0
         return rows if warm.all() else rows[~warm]
+
+
+def _are_usual(amounts: NDArray[Any], shares: NDArray[np.float64]) -> Mask:
+    """Return which amounts are near the usual one, that of the steps in which half of the work lies."""
+    order = np.argsort(amounts, kind="stable")
+    middle = int(np.searchsorted(np.cumsum(shares[order]), shares.sum() / 2))
+    usual = amounts[order[min(middle, len(order) - 1)]]
+    near: Mask = np.abs(amounts - usual) <= ALIKE * usual
+    return near
 
 
 def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
@@ -165,7 +197,7 @@ def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
         yield _from_kernels(trace, links, computed, thread)
 
     for steps in signs():
-        if steps is not None and computed.shares(steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
+        if steps is not None and computed.are_steps(steps):
             return steps
     extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
     return _chain(StepBasis.SPAN, np.array(extent, np.int64), thread)

@@ -22,9 +22,9 @@ from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.replay.packed import record_steps
 from stepgrade.timeline import intervals as iv
 from stepgrade.timeline.intervals import NOTHING, Spans
-from stepgrade.timeline.ledger import StepMark
+from stepgrade.timeline.ledger import StepMark, Windows
 from stepgrade.timeline.links import compiled_of
-from stepgrade.timeline.steps import NOTES, StepBasis
+from stepgrade.timeline.steps import ALIKE, NOTES, StepBasis
 from stepgrade.timeline.timeline import (
     PHASES,
     Driver,
@@ -178,20 +178,8 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     windows = timeline.windows
     if timeline.steps.basis in NOTES:
         yield Note("steps_basis", NOTES[timeline.steps.basis])
+    yield from _left_out(windows)
     steady_ns, count = windows.dur_ns[windows.steady], len(windows.mark)
-    for mark, where in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
-        odd = windows.dur_ns[[other == mark for other in windows.mark]]
-        if len(odd) and len(steady_ns):
-            theirs, usual = median(odd), median(steady_ns)
-            reason = "warm-up" if theirs > usual else "start-up"
-            which, took = (
-                (f"{where} of {count} steps is", "it took")
-                if len(odd) == 1
-                else (f"{where} {len(odd)} of {count} steps are", "they took")
-            )
-            times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
-            reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
-            yield Note(f"{where}_steps_left_out", f"The {which} left out as {reason}: {times}.")
     compiling = windows.dur_ns[[mark is StepMark.COMPILING for mark in windows.mark]]
     if len(compiling):
         text = (
@@ -219,6 +207,31 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     if len(distinct(timeline.trace.work.device)) > 1:
         text = f"The trace has several devices; the ledger covers device {timeline.device}, the busiest."
         yield Note("several_devices", text)
+
+
+def _left_out(windows: Windows) -> Iterator[Note]:
+    """Yield which first and last steps are left out, and why."""
+    steady_ns, count = windows.dur_ns[windows.steady], len(windows.mark)
+    for mark, where in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
+        odd = windows.dur_ns[[other == mark for other in windows.mark]]
+        if len(odd) and len(steady_ns):
+            theirs, usual = float(np.median(odd)), float(np.median(steady_ns))
+            reason = "warm-up" if theirs > usual else "start-up"
+            which, took = (
+                (f"{where} of {count} steps is", "it took")
+                if len(odd) == 1
+                else (f"{where} {len(odd)} of {count} steps are", "they took")
+            )
+            times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
+            reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
+            own, others = (
+                float(np.median(windows.amount[[each is kind for each in windows.mark]]))
+                for kind in (mark, STEADY)
+            )
+            if abs(own - others) > ALIKE * others:
+                pieces = f"{show_count(round(own))} pieces of work instead of {show_count(round(others))}"
+                reason += f", though {pieces} may be another task"
+            yield Note(f"{where}_steps_left_out", f"The {which} left out as {reason}: {times}.")
 
 
 def _check_host(timeline: Timeline) -> Iterator[Note]:
