@@ -163,6 +163,16 @@ class HostGaps(Struct, frozen=True, kw_only=True):
     stall_from_ms: float = 1.0  # gaps from this length on are too long for a launch
 
 
+class StallRow(Struct, frozen=True, kw_only=True):
+    """Long gaps of one cause: what the host was in while the device waited, and the work that ended them."""
+
+    cause: str  # a StallCause
+    inside: str | None = None  # the call, operation, range or function
+    ended_by: str | None = None  # the kernel or copy
+    count: float
+    ms: float
+
+
 class PartTime(Struct, frozen=True, kw_only=True):
     """Device work by class, role and direction in a model; without collectives and host copies."""
 
@@ -201,6 +211,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     gaps: HostGaps | None = None
     copies: tuple[CopyRow, ...] = ()
     waits: tuple[WaitTally, ...] = ()
+    stalls: tuple[StallRow, ...] = ()  # longest first
     collectives: tuple[CollectiveTally, ...] = ()
     communication_ms: float = 0.0  # with what computing hides
     optimizer: OptimizerTally | None = None

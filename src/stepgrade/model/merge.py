@@ -377,6 +377,7 @@ ACTIVITY: dict[str, Policy | None] = {
     "gaps": _MeanOfKnown,
     "copies": partial(_MeanRows, "direction", "memory", "during"),
     "waits": partial(_MeanRows, "call", "caller", "direction"),
+    "stalls": partial(_MeanRows, "cause", "inside", "ended_by"),
     "collectives": partial(_MeanRows, "name", "group_size"),
     "communication_ms": _Mean,
     "optimizer": _MeanOfKnown,

@@ -169,7 +169,19 @@ def find_windows(
     filled = np.flatnonzero(amount)
     used = int(filled[-1]) + 1 if len(filled) else 0
     if steps.basis is StepBasis.SPAN and chosen.any():
-        return _whole(trace, attribution, steps, chosen)
+        # What the host does before its first launch is part of the trace, as it is of a marked step; the
+        # launch itself is not. Work that waited since its launch shows that the device had earlier work.
+        start = work.start_ns[chosen]
+        waits = named(trace.strings, trace.ranges.name, LOADER)
+        first, last = int(start.min()), int((start + work.dur_ns[chosen]).max())
+        earliest = int(trace.ops.start_ns[trace.ops.thread == steps.thread].min(initial=first))
+        launch = int(attribution.launch_ns[chosen][start.argmin()])
+        is_prompt = launch >= 0 and first - launch <= DISPATCH_NS
+        if first - earliest > DISPATCH_NS and (is_prompt or last - first < HARDLY_ANY * (last - earliest)):
+            first = earliest
+        first = int(trace.ranges.start_ns[waits].min(initial=first))
+        known = np.ones(1, np.bool_)
+        return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
     if not used:
         # Where the host computes, a mark ends the last step too; operations do not.
         step = steps_of(trace.ops.start_ns, steps)
@@ -212,25 +224,6 @@ def find_windows(
         begin = np.where(idle, np.minimum(begin, steps.start_ns), begin)
     begin[used:] = end[used:] = end[used - 1]
     return _marked(begin, end, seen, amount, on_device=True)
-
-
-def _whole(trace: Trace, attribution: Attribution, steps: HostSteps, chosen: Mask) -> Windows:
-    """Return the window of a trace without steps: from the loop's first operation to the device's last work.
-
-    What the host does before its first launch is part of the trace, as it is of a marked step; the launch
-    itself is not. Work that waited since its launch shows that the device was busy with work of before.
-    """
-    start = trace.work.start_ns[chosen]
-    waits = named(trace.strings, trace.ranges.name, LOADER)
-    first, last = int(start.min()), int((start + trace.work.dur_ns[chosen]).max())
-    earliest = int(trace.ops.start_ns[trace.ops.thread == steps.thread].min(initial=first))
-    launch = int(attribution.launch_ns[chosen][start.argmin()])
-    is_prompt = launch >= 0 and first - launch <= DISPATCH_NS
-    if first - earliest > DISPATCH_NS and (is_prompt or last - first < HARDLY_ANY * (last - earliest)):
-        first = earliest
-    first = int(trace.ranges.start_ns[waits].min(initial=first))
-    known = np.ones(1, np.bool_)
-    return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
 
 
 def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: bool) -> Windows:

@@ -14,6 +14,7 @@ from stepgrade.model.activity import (
     KernelTally,
     LoopTally,
     OptimizerTally,
+    StallRow,
     WaitTally,
 )
 from stepgrade.model.columns import among, distinct, groups, median, quantile
@@ -46,6 +47,7 @@ from stepgrade.trace.counts import (
 )
 from stepgrade.trace.layers import match_forward
 from stepgrade.trace.operations import tally_parts
+from stepgrade.trace.stalls import tally_stalls
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
@@ -87,6 +89,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces) -> Activity:
     trace, windows, ledger = timeline.trace, timeline.windows, timeline.ledger
     steps = max(1, int(windows.steady.sum()))
     on_device = timeline.driver is Driver.DEVICE
+    gaps, stalls = tally_gaps(timeline, ledger, steps) if ledger else (None, ())
     skipped, part = count_skipped_steps(timeline, pieces)
     class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
     matmuls = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS)).astype(np.int32)
@@ -94,9 +97,10 @@ def measure_activity(timeline: Timeline, pieces: Pieces) -> Activity:
     return Activity(
         driver=timeline.driver.value,
         kernels=tally_kernels(timeline, pieces, steps) if on_device else None,
-        gaps=tally_gaps(timeline, ledger, steps) if ledger else None,
+        gaps=gaps,
         copies=tally_copies(timeline, pieces, steps) if on_device else (),
         waits=tally_waits(timeline, steps) if on_device else (),
+        stalls=stalls,
         collectives=tally_collectives(timeline, pieces, steps),
         communication_ms=_steady_ms(timeline, ledger.communication, steps) if ledger else 0.0,
         optimizer=tally_optimizer(timeline, pieces, steps) if on_device else None,
@@ -269,8 +273,8 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
     )
 
 
-def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
-    """Return the time in which the device waited for its host in a steady step.
+def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> tuple[HostGaps, tuple[StallRow, ...]]:
+    """Return the time in which the device waited for its host in a steady step, and the long gaps by cause.
 
     A gap that opened while the host waited for the device is charged to the wait: the host could not run
     ahead then. Without its waits it would be ahead by no more than it waited; the rest of such gaps is the
@@ -288,16 +292,19 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     opened = int(lengths[after_wait].sum())
     own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # the host's share
     long = (lengths > stall_ns(timeline)) & (own > 0.0)
-    per_step = windows.in_steady(iv.Spans(spans.starts[long], spans.ends[long]))
-    return HostGaps(
+    stalls = iv.Spans(spans.starts[long], spans.ends[long])
+    own_ns = np.asarray(lengths[long] * own[long], np.float64)
+    per_step = windows.in_steady(stalls)
+    gaps = HostGaps(
         after_sync_ms=float(min(opened, ahead)) / steps / NS_PER_MS,
-        stall_ms=float((lengths * own)[long].sum()) / steps / NS_PER_MS,
+        stall_ms=float(own_ns.sum()) / steps / NS_PER_MS,
         stalls=float(long.sum()) / steps,
         steady_stall_ms=quantile(per_step, 0.25) / NS_PER_MS if len(per_step) else None,
         longest_ms=longest / NS_PER_MS,
         dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
         stall_from_ms=stall_ns(timeline) / NS_PER_MS,
     )
+    return gaps, tally_stalls(timeline, stalls, own_ns, steps) if len(timeline.trace.work.name) else ()
 
 
 def _steady_spans(timeline: Timeline) -> iv.Spans:

@@ -21,7 +21,7 @@ from stepgrade.ranks.packed_ranks import RankProfile, RankStep, pack_spans
 from stepgrade.ranks.ranks import merge_ranks
 from stepgrade.replay.packed import record_steps
 from stepgrade.timeline import intervals as iv
-from stepgrade.timeline.intervals import NOTHING, Spans
+from stepgrade.timeline.intervals import NOTHING
 from stepgrade.timeline.ledger import StepMark, Windows
 from stepgrade.timeline.links import compiled_of
 from stepgrade.timeline.steps import ALIKE, NOTES, StepBasis
@@ -102,6 +102,8 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
     arrivals = find_arrivals(timeline, pieces)
     collectives = collectives_of_rank(arrivals, [step.number for step in steady])
     node_devices = len(trace.devices) or None
+    in_steady = iv.union(windows.start_ns[windows.steady], windows.end_ns[windows.steady])
+    exposed = timeline.ledger.time_in("exposed_communication") if timeline.ledger else NOTHING
     profile = Profile(
         source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
         work=work,
@@ -146,16 +148,8 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         steps=recorded_steps,
         arrivals=arrivals,
         process=trace.process,
-        alone=pack_spans(_exposed_in_steady(timeline)) if len(arrivals) else b"",
+        alone=pack_spans(iv.intersect(in_steady, exposed)) if len(arrivals) else b"",
     )
-
-
-def _exposed_in_steady(timeline: Timeline) -> Spans:
-    """Return when the rank communicates and does nothing else, in steady steps."""
-    windows = timeline.windows
-    steady = iv.union(windows.start_ns[windows.steady], windows.end_ns[windows.steady])
-    exposed = timeline.ledger.time_in("exposed_communication") if timeline.ledger else NOTHING
-    return iv.intersect(steady, exposed)
 
 
 def _describe_contents(timeline: Timeline, layers: Layers) -> dict[str, str]:
@@ -215,7 +209,7 @@ def _left_out(windows: Windows) -> Iterator[Note]:
     for mark, where in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = windows.dur_ns[[other == mark for other in windows.mark]]
         if len(odd) and len(steady_ns):
-            theirs, usual = float(np.median(odd)), float(np.median(steady_ns))
+            theirs, usual = median(odd), median(steady_ns)
             reason = "warm-up" if theirs > usual else "start-up"
             which, took = (
                 (f"{where} of {count} steps is", "it took")
@@ -225,7 +219,7 @@ def _left_out(windows: Windows) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             own, others = (
-                float(np.median(windows.amount[[each is kind for each in windows.mark]]))
+                median(windows.amount[[each is kind for each in windows.mark]])
                 for kind in (mark, STEADY)
             )
             if abs(own - others) > ALIKE * others:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from functools import partial
 
 from stepgrade.contract.scorecard import LAUNCH_ADVICE
@@ -12,6 +12,7 @@ from stepgrade.diagnosis.rule import Evidence, Found, Remedy, Rule, Worth, in_in
 from stepgrade.diagnosis.rules.waits import outlasted_share
 from stepgrade.model.activity import HostGaps, KernelTally, LoopTally
 from stepgrade.model.compilation import Compilation
+from stepgrade.patterns import regex
 from stepgrade.scoring.causes import LEAST_LINE_SHARE
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import how_often, show_count, show_ms, show_number, show_share
@@ -25,10 +26,12 @@ _CALLING = frozenset(
     )
 )
 # What a line calls that prints, logs or makes a tensor into text.
-_PRINTS = re.compile(
+_PRINTS = regex(
     r"(^|\.)(print|write|flush|pprint|__format__|__repr__|__str__|_tensor_str|_str)$|^logging\.|Logger\."
 )
 _MOSTLY = 0.5
+_SEVERAL = 3.0  # gaps a step, for their ends to say something
+_LONGEST_KERNEL = 60  # characters of a kernel's name in a claim
 _FEWER_LAUNCHES = "Launch fewer, larger kernels: fuse operations, or replay the step as a graph."
 _JAX = "Put the whole training step under one jit, or several steps under lax.scan."
 _AS_A_MODULE = (
@@ -131,13 +134,57 @@ def short_kernels(context: RuleContext, kernels: KernelTally) -> Found | None:
     )
 
 
+# What the host is in, in a claim, and what to do about that.
+_STALLED: dict[str, tuple[str, str]] = {
+    "compiling": ("compiling", f"Compile before the steps that count. {_FEW_SIZES}"),
+    "graph launch": (
+        "launching a graph",
+        (
+            "Replay one graph of the whole step many times: a graph is set up at its first launch, and again "
+            "after each change."
+        ),
+    ),
+    "allocation": (
+        "allocating or freeing memory",
+        (
+            "Allocate once and reuse: no empty_cache() in the loop, pinned buffers made before it, the "
+            "caching allocator on."
+        ),
+    ),
+    "garbage collection": (
+        "in Python's garbage collector",
+        "Call gc.disable() after set-up, and gc.collect() every 1,000 steps, in the same step on all ranks.",
+    ),
+    "input": (
+        "preparing input",
+        "Prepare batches ahead of the step: in loader workers, with prefetching, or on the device.",
+    ),
+    "checkpoint": ("saving", "Save less often, or in the background while the next steps run."),
+    "logging": ("logging", "Log every 100 steps, or from another thread."),
+    "compiled region": (
+        "inside compiled regions",
+        (
+            "The host is slow between the kernels of a compiled region: guards, allocations, calls of its "
+            'kernels. Replay it as a graph with torch.compile(mode="reduce-overhead"), or compile one larger '
+            "region."
+        ),
+    ),
+    "launch": (
+        "in single launches",
+        (
+            "A launch that takes long loads its kernel, or waits for a place in the queue: warm up before "
+            "recording, and give the process its own cores."
+        ),
+    ),
+}
+
+
 @launch_rule(
     sees="The device waits longer than a launch takes: the host does something else.",
-    evidence="stalls per step, the longest, share",
+    evidence="stalls per step, the longest, share; what the host is in, and the kernel that ends them",
     levels="stall",
     fix="Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
-    fix_pytorch="Prepare batches in DataLoader workers; move logging, metrics, tokenising and checkpoints "
-    "out of the loop or to a thread; call gc.disable() and collect every 1,000 steps. Recording "
+    fix_pytorch="Take what the host does there out of the step, or do it in another thread. Recording "
     "with_stack=True shows the lines.",
     fix_where=(
         in_inference(
@@ -182,17 +229,44 @@ def host_stall(context: RuleContext, gaps: HostGaps) -> Found | None:
     # Host work can hide behind the device's as long as the host waits for it; part of the rest can move.
     waited = context.step_share(sum(wait.ms for wait in context.activity.waits))
     gain = max(min(share, waited), share * _ELSEWHERE)
+    what, remedy, seen = _why_stalled(context)
     claim = (
         f"The host keeps the device waiting in long gaps for {show_share(share)} of the step, up to "
-        f"{show_ms(gaps.longest_ms)} at a time."
+        f"{show_ms(gaps.longest_ms)} at a time{what}."
     )
     evidence: Evidence = {
         "stall_share": share,
         "stalls": gaps.stalls,
         "longest_ms": gaps.longest_ms,
         "hidden_if_ahead": hidden or None,
+        **seen,
     }
-    return Found(claim, evidence, share, gain=gain, line=line)
+    return Found(claim, evidence, share, gain=gain, remedy=remedy, line=line)
+
+
+def _why_stalled(context: RuleContext) -> tuple[str, str | None, Evidence]:
+    """Return what the host is in during most of the long gaps, in words, its remedy, and the evidence."""
+    by_cause: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+    by_end: defaultdict[str, float] = defaultdict(float)
+    for row in context.activity.stalls:  # of operations each is a cause of its own
+        by_cause[row.cause, row.inside if row.cause == "operation" else None] += row.ms
+        by_end[row.ended_by or ""] += row.count
+    if not by_cause:
+        return "", None, {}
+    (cause, operation), cause_ms = max(by_cause.items(), key=lambda item: item[1])
+    end, ended = max(by_end.items(), key=lambda item: item[1])
+    inside = operation or next(row.inside for row in context.activity.stalls if row.cause == cause)
+    evidence: Evidence = {}
+    what, whole_ms, gaps = "", sum(by_cause.values()), sum(by_end.values())
+    words = f"inside {operation}" if operation else _STALLED[cause][0] if cause in _STALLED else ""
+    if words and cause_ms >= _MOSTLY * whole_ms:
+        what = f", {show_share(cause_ms / whole_ms, 0)} of that {words}"
+        evidence |= {"cause": cause, "cause_share": cause_ms / whole_ms, "inside": inside}
+    if end and ended >= _MOSTLY * gaps and gaps >= _SEVERAL:
+        what += f"; {show_share(ended / gaps, 0)} of the gaps end with {end[:_LONGEST_KERNEL]}"
+        evidence |= {"ended_by": end, "ended_by_share": ended / gaps}
+    remedy = _STALLED[cause][1] if "cause" in evidence and cause in _STALLED else None
+    return what, remedy, evidence
 
 
 @launch_rule(
