@@ -12,7 +12,7 @@ pytestmark = pytest.mark.samples
 CASES: dict[str, tuple[str, list[str]]] = {
     "amdhpc_merged_nccl_only*": ("unknown", ["unexplained-idle", "straggler-rank"]),
     "ao_ref_ep_moe_fwd*": ("launch", ["short-kernels", "exposed-communication"]),
-    "ao_syncless_ep_moe_fwd*": ("communication", ["exposed-communication", "short-kernels", "device-copies"]),
+    "ao_syncless_ep_moe_fwd*": ("communication", ["exposed-communication", "short-kernels"]),
     "cscs_mse_trace*": ("memory_bw", ["elementwise-chains"]),
     "hta_backward_thread*": ("host", ["hardly-any-work"]),
     "hta_cpu_only_rank34.*": ("communication", ["collective-is-all"]),

@@ -238,9 +238,12 @@ class RuleContext(Struct, frozen=True, kw_only=True, dict=True):
         is_fp16 = bool(by_dtype) and max(by_dtype, key=by_dtype.__getitem__) == "fp16"
         run = self.wall.goodput if self.wall and self.wall.goodput.wall_s >= limits.long_run_s else None
         starting = run.startup + run.compile if run else 0.0
+        # The host's own waits say more than nothing where the device was not seen.
+        waits_ms = activity.input_ms if activity.driver == "unseen" else ()
+        unseen = self.step_share(sum(waits_ms) / len(waits_ms)) if waits_ms else 0.0
         return {
             **{name: self.account(name) for name in ACCOUNTS},
-            "input_share": self.account("idle_input") or self.phase_share(PhaseKind.INPUT),
+            "input_share": self.account("idle_input") or self.phase_share(PhaseKind.INPUT) or unseen,
             "transfer_share": self.account("exposed_copy") or self.phase_share(PhaseKind.TRANSFER),
             "offload_ms": offload_ms,
             "offload_share": self.account("exposed_copy") * offload_ms / copies_ms if copies_ms else 0.0,

@@ -268,6 +268,16 @@ NEEDS = (
         lambda context: not context.is_compiled,
     ),
     Need(
+        "optimizer state that is not sharded yet",
+        re.compile(r"\b[Ss]hard(ed|ing)?\b.*\b(state|optimizer)|ZeroRedundancyOptimizer|\bZeRO"),
+        lambda context: context.parallelism != "fsdp",
+    ),
+    Need(
+        "an optimizer that is not fused yet",
+        re.compile(r"fused=True|a fused optimizer"),
+        lambda context: context.activity.optimizer is None or not context.activity.optimizer.fused,
+    ),
+    Need(
         "parameters in shards",
         regex(r"FSDP|reshard_after_forward"),
         lambda context: context.parallelism in {None, "fsdp", "data"},

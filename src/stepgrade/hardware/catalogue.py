@@ -92,7 +92,15 @@ def devices(words: str | None = None) -> DeviceTable:
     wanted = [fold(word) for word in (words or "").split()]
     chosen = []
     for device in all_devices().values():
-        names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
+        arch = device.arch or ""
+        names = (
+            device.key,
+            device.name,
+            device.vendor or "",
+            arch,
+            *ARCHITECTURES.get(arch, ()),
+            *device.aliases,
+        )
         # Folding every name takes longer than listing all devices.
         folded = [fold(name) for name in names] if wanted else []
         if all(any(word in name for name in folded) for word in wanted):
@@ -156,6 +164,22 @@ _SERIES = frozenset(
 )
 
 
+# What NVIDIA calls the architectures that drivers number.
+ARCHITECTURES = {
+    "sm_60": ("pascal",),
+    "sm_61": ("pascal",),
+    "sm_70": ("volta",),
+    "sm_75": ("turing",),
+    "sm_80": ("ampere",),
+    "sm_86": ("ampere",),
+    "sm_89": ("ada", "lovelace"),
+    "sm_90": ("hopper",),
+    "sm_100": ("blackwell",),
+    "sm_103": ("blackwell",),
+    "sm_120": ("blackwell",),
+}
+
+
 def meant_device(name: str) -> Device:
     """Return the device that a user means: as `find_device`, or the only one that matches all the words.
 
@@ -178,6 +202,11 @@ def keys_meant(name: str) -> tuple[str, ...]:
     wanted = [word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word and word not in _SERIES]
     if not wanted:
         return ()
+    of_one = [
+        key for key, each in all_devices().items() if wanted[0] in ARCHITECTURES.get(each.arch or "", ())
+    ]
+    if of_one and len(wanted) == 1:
+        return tuple(of_one)
     words = {key: [word for word in key.split("-") if word not in _SERIES] for key in all_devices()}
     whole = [key for key, parts in words.items() if "".join(parts) == "".join(wanted)]
     exact = [key for key, parts in words.items() if set(wanted) <= set(parts)]

@@ -31,7 +31,10 @@ INPUT = regex(
     r"|^(input|data)([ _-]?(pipeline|wait|fetch|loading))?$|^infeed\b",
     re.IGNORECASE,
 )
-BACKWARD = regex(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
+# Schedules of pipelines call their passes F, B (gradients of inputs) and W (gradients of weights).
+BACKWARD = regex(
+    r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad|^\w+\([BW]\)$"
+)
 BACKWARD_RANGE = regex(r"^##\s*backward\b|\bbackward\b", re.IGNORECASE)
 FORWARD_RANGE = regex(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
 # Ranges that users put around the passes of a step.

@@ -117,8 +117,9 @@ _WORDS_AND_PATTERNS: tuple[tuple[WorkClass, str, str | None], ...] = (
     (
         WorkClass.ELEMENTWISE,
         (
-            "elementwise functor triton vectorized unrolled silu gelu relu sigmoid tanh dropout upsample "
-            "threshold optensor scalepackedtensor swiglu act_and_mul quant rescale_qkv fusion wrapped_"
+            "elementwise functor triton_poi triton_fused vectorized unrolled silu gelu relu sigmoid tanh "
+            "dropout upsample threshold optensor scalepackedtensor swiglu act_and_mul quant rescale_qkv "
+            "fusion wrapped_"
         ),
         (
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"

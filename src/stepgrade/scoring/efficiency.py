@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from stepgrade.hardware.ceilings import lowest, why_above_one
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Ledger, Machine, Note, Profile
 from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.operations import Operation
 from stepgrade.model.profile import LOG, WORK_UNKNOWN
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
@@ -53,7 +54,8 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         )
     share = rate / roof.tok_s if rate is not None and roof is not None else None
     arithmetic = arithmetic_of(profile, times, target)
-    if share is None and arithmetic is not None and is_well_known(profile):
+    by_arithmetic = share is None and arithmetic is not None and is_well_known(profile)
+    if by_arithmetic and arithmetic is not None:
         share = arithmetic.share
     reasons: tuple[Note, ...] = ()
     if share is None:
@@ -67,6 +69,8 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
             "arithmetic alone"
         )
         reasons = (*reasons, Note("few_shapes", text))
+    if share is not None and not reasons:
+        reasons = tuple(_doubts(profile, by_arithmetic=by_arithmetic))
     notes = [*target.notes]
     if _is_one_of_several(profile) and profile.counted_ranks == 1:
         text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
@@ -96,6 +100,30 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         arithmetic=arithmetic,
         notes=tuple(notes),
     )
+
+
+def _doubts(profile: Profile, *, by_arithmetic: bool) -> Iterator[Note]:
+    """Yield why the steps are no measure of the run, though a share of their ceiling is known."""
+    activity, ledger = profile.activity, Ledger.of(profile.ledger)
+    computing = [op for op in profile.operations if op.kind != "communication" and op.ms]
+    if by_arithmetic and len(computing) == 1:
+        yield Note("one_operation", "the steps hold a single operation: it was replayed, nothing was trained")
+    elif by_arithmetic and _moves_memory(computing):
+        text = "most of the work moves memory, and counted arithmetic says nothing of how well it runs"
+        yield Note("moves_memory", text, supply="{model}, or {bytes_per_token}")
+    is_starting = activity is not None and activity.loader == MULTIPROCESSING_LOADER and profile.steps == 1
+    if is_starting and ledger is not None and (ledger.idle_input or 0.0) > STARTING_SHARE:
+        text = (
+            f"the only step waits {show_share(ledger.idle_input or 0.0, 0)} of its time for input, which may "
+            "be the start of the loader's workers: record several steps"
+        )
+        yield Note("loader_start", text)
+
+
+def _moves_memory(computing: Sequence[Operation]) -> bool:
+    """Return whether products have less than half of the time of operations whose kind is known."""
+    known_ms = sum(op.ms or 0.0 for op in computing if op.kind not in ("other", None))
+    return sum(op.ms or 0.0 for op in computing if op.kind in PRODUCTS) < 0.5 * known_ms
 
 
 def devices_of(profile: Profile, throughput: Throughput, options: ScoreOptions) -> int:
@@ -166,6 +194,11 @@ def _what_is_missing(
 ) -> tuple[Note, ...]:
     """Say what a grade would need: the rate of a run whose FLOPs are not known, its hardware, its costs."""
     reasons = []
+    marks = profile.activity.marks if profile.activity is not None else {}
+    if rate is None and roof is None and marks.get("conv") and not is_well_known(profile):
+        text = "images have no tokens, and the FLOPs of the convolutions are not known"
+        has_shapes = profile.recorded is not None and "shapes" in profile.recorded.settings
+        return (Note("no_sample_cost", text, supply="" if has_shapes else "a trace with shapes"),)
     # Samples have a cost where their operations were recorded, which no log does.
     has_samples = profile.samples_per_step is not None and profile.source.format != LOG
     if rate is None and not has_samples and not is_well_known(profile):
@@ -218,6 +251,9 @@ def _why_above(
     )
 
 
+PRODUCTS = ("attention", "convolution", "gemm")
+MULTIPROCESSING_LOADER = "_MultiProcessingDataLoaderIter"
+STARTING_SHARE = 0.1
 # Operations of other classes move memory; none of the FLOPs that a grade counts are in them.
 _MAY_COMPUTE = ("attention", "convolution", "gemm", "other", None)
 # Of phases more of the step than this bounds nothing; a timeline has seen all of it.
@@ -339,8 +375,9 @@ def bound_of(
             because = f"at most {show_share(share, 0)} of the step is computing"
         bounds.append(Bound(share=share, because=because))
     busy = bounds[0].share if bounds else 1.0
-    if arithmetic is not None and arithmetic.share is not None and (roof is None or roof.kind == "compute"):
-        computing = [op for op in profile.operations if op.kind != "communication"]
+    computing = [op for op in profile.operations if op.kind != "communication"]
+    on_arithmetic = (roof is None or roof.kind == "compute") and not _moves_memory(computing)
+    if arithmetic is not None and arithmetic.share is not None and on_arithmetic:
         whole_ms = sum(op.ms or 0.0 for op in computing)
         arithmetic_ms = sum(op.ms or 0.0 for op in computing if op.kind in _MAY_COMPUTE)
         may_count = arithmetic_ms / whole_ms if whole_ms else 1.0

@@ -90,6 +90,8 @@ def measure_activity(timeline: Timeline, pieces: Pieces) -> Activity:
     steps = max(1, int(windows.steady.sum()))
     on_device = timeline.driver is Driver.DEVICE
     gaps, stalls = tally_gaps(timeline, ledger, steps) if ledger else (None, ())
+    # Where the device was not seen, the host's waits are all there is to see of its input.
+    fetching = ledger.time_in("idle_input") if ledger else timeline.host.fetching
     skipped, part = count_skipped_steps(timeline, pieces)
     class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
     matmuls = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS)).astype(np.int32)
@@ -115,9 +117,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces) -> Activity:
             for work_class in WorkClass
             if on_device and class_counts[work_class]
         },
-        input_ms=tuple((windows.in_steady(ledger.time_in("idle_input")) / NS_PER_MS).tolist())
-        if ledger
-        else (),
+        input_ms=tuple((windows.in_steady(fetching) / NS_PER_MS).tolist()),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
         dropout_ms=_steady_ms(timeline, random_draws(timeline, of_dropout=True), steps),

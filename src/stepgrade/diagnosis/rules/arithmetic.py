@@ -16,6 +16,7 @@ from stepgrade.units import show_count, show_share
 _USUAL_SPEEDUP = 2.0  # from one precision to the next, if the device's figures are unknown
 _FUSED_KERNEL = "Use a fused attention kernel. FlashAttention is an example."
 _FUSED_GAIN = "fused kernels measured 2 to 4 times faster, because the scores never go through memory"
+_LEAST_SOFTMAX = 0.05  # of the time of the products around it
 _NARROW = frozenset({"bf16", "fp16", "fp8"})
 precision_rule = partial(Rule, area="precision")
 attention_rule = partial(Rule, area="attention", levels="attention")
@@ -208,6 +209,10 @@ def unfused_attention(context: RuleContext) -> Found | None:
     softmax_calls, product_calls = (sum(op.calls or 0.0 for op in ops) for ops in (softmax, products))
     if product_calls < 2 * min(op.calls or 1.0 for op in softmax):
         return None
+    # The softmax of attention passes over scores that the products write and read; a router's is short.
+    softmax_ms, products_ms = (sum(op.ms or 0.0 for op in ops) for ops in (softmax, products))
+    if softmax_ms < _LEAST_SOFTMAX * products_ms:
+        return None
     claim = (
         f"Attention is not fused: {show_count(round(softmax_calls))} softmax calls and "
         f"{show_count(round(product_calls))} batched products take {show_share(share)} of the step."
@@ -235,7 +240,7 @@ def slow_attention(context: RuleContext) -> Found | None:
     ]
     total_ms = sum(op.ms or 0.0 for op in known)
     share = context.busy_share(total_ms)
-    if length is None or share < limits.attention_warning_share:
+    if share < limits.attention_warning_share:
         return None
     reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / total_ms
     bands = (
@@ -243,16 +248,16 @@ def slow_attention(context: RuleContext) -> Found | None:
         (1024, limits.attention_1024_peak),
         (2048, limits.attention_2048_peak),
     )
-    usual = next((low for most, low in bands if length <= most), limits.attention_long_peak)
+    usual, where = limits.attention_2048_peak, ""
+    if length is not None:
+        usual = next((low for most, low in bands if length <= most), limits.attention_long_peak)
+        where = f" at {length} tokens"
     if reached >= usual:
         return None
-    claim = (
-        f"Attention reaches {show_share(reached, 0)} of the peak; {show_share(usual, 0)} is usual at "
-        f"{length} tokens."
-    )
+    claim = f"Attention reaches {show_share(reached, 0)} of the peak; {show_share(usual, 0)} is usual{where}."
     return Found(
         claim,
-        {"reached": reached, "usual": usual, "share": share, "tokens": float(length)},
+        {"reached": reached, "usual": usual, "share": share, "tokens": length},
         share * (1.0 - reached / usual),
         severity="info",
     )

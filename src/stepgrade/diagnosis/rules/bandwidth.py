@@ -11,6 +11,7 @@ from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rule import Evidence, Found, Remedy, Rule, Worth, on_amd
 from stepgrade.model.activity import OptimizerTally
 from stepgrade.naming.work_class import RANDOM
+from stepgrade.patterns import regex
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_share
 
@@ -21,7 +22,7 @@ _BY_HAND = (
     "Update tensors of one shape together: torch._foreach_ functions, stacked tensors or torch.compile."
 )
 _LOOKUPS = ("aten::embedding", "aten::index_select")
-_LOOKUP = re.compile(r"(?P<rows>\d+)x(?P<width>\d+)(?: \w+)?, (?P<indices>\d[\dx]*)(?:,| |$)")
+_LOOKUP = regex(r"(?P<rows>\d+)x(?P<width>\d+)(?: \w+)?, (?P<indices>\d[\dx]*)(?:,| |$)")
 _FILLS = ("aten::fill_", "aten::zero_")
 _FEW_OPERATIONS = 5  # among fewer, some operation always dominates
 _LOSS_WORDS = ("log_softmax", "nll_loss", "cross_entropy", "crossentropy")
@@ -31,6 +32,12 @@ _FUSED_AWAY = 0.67  # of the time: fusing three operations into one saves two pa
 _NO_COPIES = frozenset(
     f"aten::{name}"
     for name in ("item", "_local_scalar_dense", "fill_", "zero_", "zeros", "zeros_like", "new_zeros")
+)
+# Writing a cache of keys and values, and casting to what products multiply in, are work of their own.
+_NEEDED_COPIES = regex(
+    r"kv_?(cache|buffer)|reshape_and_cache|concat_and_cache|store_kvcache|cast_(and_)?transpose"
+    r"|transpose_(and_)?cast|per_(channel|token|block|tensor)_cast|quant|fp8|float8",
+    re.IGNORECASE,
 )
 optimizer_rule = partial(Rule, area="optimizer", levels="optimizer")
 elementwise_rule = partial(Rule, area="elementwise", levels="elementwise")
@@ -87,8 +94,8 @@ def single_tensor_optimizer(context: RuleContext, seen: OptimizerTally) -> Found
     sees="The optimizer takes a large share of the step.",
     evidence="share, whether it is fused",
     fix="Update less often or cheaper: gradient accumulation, a fused or 8-bit optimizer, sharded state.",
-    fix_pytorch="Set fused=True; then try gradient accumulation, an 8-bit optimizer, or sharding its state "
-    "(FSDP, ZeRO-1).",
+    fix_pytorch="Set fused=True. Try gradient accumulation or an 8-bit optimizer. Shard its state (FSDP, "
+    "ZeRO-1).",
     wrong_when="the batch is small for the model",
     check="The optimizer's phase shrinks.",
     worth=Worth("compute", 0.4, "a fused update still reads and writes its whole state once", "optimizer"),
@@ -463,9 +470,12 @@ layout_conversions = layout_rule(
 def device_copies(context: RuleContext) -> Found | None:
     if context.is_compiled:  # generated kernels do more than copy
         return None
-    copies = [op for op in context.operations if op.kind == "copy" and op.name not in _NO_COPIES]
+    named = [op for op in context.operations if op.kind == "copy" and op.name not in _NO_COPIES]
+    copies = [op for op in named if not _NEEDED_COPIES.search(op.name, 0, 250)]
+    needed_ms = sum(op.ms or 0.0 for op in named if op not in copies)
     # `parts` has no copies between host and device; on a processor small copies stay in the cache.
-    share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
+    copies_ms = sum(part.ms for part in context.activity.parts if part.work_class == "copy")
+    share = context.busy_share(max(0.0, copies_ms - needed_ms))
     if context.activity.driver == "host":
         share = min(context.class_share("copy"), context.operations_share(copies))
     longest = copies[0].name if copies else "copies"
