@@ -218,3 +218,12 @@ def test_what_is_wrong_with_one_rank_is_named_with_the_rank(name: str, fault: st
 @pytest.mark.parametrize("run", [Wild(), Wild(rocm=True, shapes=False), Wild(cpu=True)])
 def test_steps_whose_backward_is_skipped_are_named_first(run: Wild) -> None:
     assert warnings_of(profile_of(replace(run, faults={"no_backward": 1.0})))[:1] == ["skipped-steps"]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_headline_names_the_late_rank_and_why(ranks: int) -> None:
+    """The late rank's own idle time is the other side of the others' waiting."""
+    card = sg.score(profile_of(Wild(ranks=ranks, faults={"stall": 60.0})))
+    assert card.bottleneck == "straggler"
+    assert card.bottleneck_evidence[0] == f"rank {ranks - 1} is late: its host launches late"
+    assert f"host of rank {ranks - 1}" in card.recommendations[0]

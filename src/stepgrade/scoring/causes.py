@@ -94,6 +94,7 @@ _SIDES = {
 }
 # The parts of a replay that the fix of a wait changes, beyond those of its accounts.
 _FIXES = {Bottleneck.HOST: "stalls+sync"}
+_SAME_WAIT = 0.5  # of the largest wait, that the others' waiting for a late rank has at least
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = ("gemm", "convolution", "attention")
@@ -343,11 +344,25 @@ def bottleneck_of_ledger(
         )
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     largest = next(cause for cause in waits if _side_of(cause) is first)
+    waiting = next((cause for cause in waits if cause.bottleneck == Bottleneck.STRAGGLER), largest)
+    # What the late rank waits for itself, and how long the others wait for it, are one wait.
+    if waiting.share >= _SAME_WAIT * longest and _is_of_late_rank(profile, first):
+        largest = waiting
     name, evidence = Bottleneck(largest.bottleneck), largest.evidence
     if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
         evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
     late = (_who_is_late(profile, limits),) if name is Bottleneck.STRAGGLER else ()
     return Verdict(bottleneck=name, evidence=(*late, evidence))
+
+
+def _is_of_late_rank(profile: Profile, side: Bottleneck) -> bool:
+    """Return whether this wait is what makes a rank late."""
+    late = profile.activity.straggler if profile.activity else None
+    account = ACCOUNTS.get(late.trouble or "") if late else None
+    if account is None or account.cause is None:
+        return False
+    cause = Bottleneck(account.cause)
+    return _SIDES.get(cause, cause) is side
 
 
 def _side_of(cause: Cause) -> Bottleneck:

@@ -257,7 +257,12 @@ def slow_attention(context: RuleContext) -> Found | None:
     claim = f"Attention reaches {show_share(reached, 0)} of the peak; {show_share(usual, 0)} is usual{where}."
     return Found(
         claim,
-        {"reached": reached, "usual": usual, "share": share, "tokens": length},
+        {
+            "reached": reached,
+            "usual": usual,
+            "share": share,
+            "tokens": None if length is None else float(length),
+        },
         share * (1.0 - reached / usual),
         severity="info",
     )
