@@ -29,10 +29,6 @@ _RECORD_BESIDE_LOG = (
     "Profile a few steps of this run and score the trace together with the log: a log shows how fast it is, "
     "a trace why."
 )
-_RECORD_BESIDE_MEMORY = (
-    "Profile a few steps of this run and score the trace together with this file, which shows what memory is "
-    "used for and no times."
-)
 
 
 def advice_for(context: RuleContext) -> str:
@@ -42,9 +38,8 @@ def advice_for(context: RuleContext) -> str:
         return BottleneckV1(bottleneck.value).recommendation()
     advice = _GENERAL[bottleneck]
     if bottleneck is Bottleneck.UNKNOWN:
-        is_untimed = profile.memory is not None and profile.mean_step_ms is None
-        if is_untimed or profile.source.format == LOG:
-            advice = _RECORD_BESIDE_MEMORY if is_untimed else _RECORD_BESIDE_LOG
+        if profile.source.format == LOG:
+            advice = _RECORD_BESIDE_LOG
         elif profile.source.producer == RECORDER and not profile.operations:
             advice = "Record operations too (ops_every=50): they show what fills the step."
         elif context.runtime is Runtime.PYTORCH:
