@@ -14,6 +14,9 @@ from stepgrade.scoring.operations import ms_by_operation
 from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
+# Whatever is given, these steps are no measure of a training run.
+UNMEASURED = ("inference", "one_operation", "moves_memory", "loader_start")
+
 
 class Inspection(Result, frozen=True, kw_only=True):
     """The contents of a source, what is missing and how to supply it, and whether it is fit to be graded."""
@@ -88,7 +91,11 @@ def inspect(profile: Profile | PathLike) -> Inspection:
         notes=profile.notes,
         # What the user can give is no reason against the file; to call inference training is no figure.
         fit=is_graded
-        or (not has_fatal and not has_code(reasons, "inference") and any(note.supply for note in reasons)),
+        or (
+            not has_fatal
+            and not any(has_code(reasons, code) for code in UNMEASURED)
+            and any(note.supply for note in reasons)
+        ),
         grade=card.grade if card is not None else None,
         ungraded_because=reasons,
     )

@@ -54,7 +54,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         )
     share = rate / roof.tok_s if rate is not None and roof is not None else None
     arithmetic = arithmetic_of(profile, times, target)
-    by_arithmetic = share is None and arithmetic is not None and is_well_known(profile)
+    by_arithmetic = share is None and is_well_known(profile)
     if by_arithmetic and arithmetic is not None:
         share = arithmetic.share
     reasons: tuple[Note, ...] = ()
@@ -69,8 +69,8 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
             "arithmetic alone"
         )
         reasons = (*reasons, Note("few_shapes", text))
-    if share is not None and not reasons:
-        reasons = tuple(_doubts(profile, by_arithmetic=by_arithmetic))
+    if share is None or not reasons:
+        reasons = (*reasons, *_doubts(profile, by_arithmetic=by_arithmetic and profile.work == "training"))
     notes = [*target.notes]
     if _is_one_of_several(profile) and profile.counted_ranks == 1:
         text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
@@ -110,7 +110,7 @@ def _doubts(profile: Profile, *, by_arithmetic: bool) -> Iterator[Note]:
         yield Note("one_operation", "the steps hold a single operation: it was replayed, nothing was trained")
     elif by_arithmetic and _moves_memory(computing):
         text = "most of the work moves memory, and counted arithmetic says nothing of how well it runs"
-        yield Note("moves_memory", text, supply="{model}, or {bytes_per_token}")
+        yield Note("moves_memory", text)
     is_starting = activity is not None and activity.loader == MULTIPROCESSING_LOADER and profile.steps == 1
     if is_starting and ledger is not None and (ledger.idle_input or 0.0) > STARTING_SHARE:
         text = (
