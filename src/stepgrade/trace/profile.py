@@ -219,8 +219,7 @@ def _left_out(windows: Windows) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             own, others = (
-                median(windows.amount[[each is kind for each in windows.mark]])
-                for kind in (mark, STEADY)
+                median(windows.amount[[each is kind for each in windows.mark]]) for kind in (mark, STEADY)
             )
             if abs(own - others) > ALIKE * others:
                 pieces = f"{show_count(round(own))} pieces of work instead of {show_count(round(others))}"
