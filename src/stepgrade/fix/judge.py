@@ -120,7 +120,13 @@ def same_work(
     loss = Loss(compared=compared, max_relative=furthest, allowed=band)
     problems = [_difference(before, after, is_redrawn=is_redrawn) for before, after in pairs]
     if counts_alike:
-        problems += [_fewer_flops(before, after) for before, after in pairs]
+        problems += [
+            f"a step computes {show_si(after.flops, 'FLOP')}, not {show_si(before.flops, 'FLOP')}"
+            for before, after in pairs
+            if before.flops is not None
+            and after.flops is not None
+            and after.flops < _LEAST_FLOPS * before.flops
+        ]
     problems.append(None if is_redrawn else _drift(base, changed, equality))
     if furthest is not None and furthest > band:
         problems.append(f"a loss is {show_share(furthest)} off; {show_share(band)} is allowed")
@@ -163,12 +169,6 @@ def _difference(before: Witnessed, after: Witnessed, *, is_redrawn: bool) -> str
         sizes = [show_bytes(one.peak_bytes or 0.0) for one in (after, before)]
         return f"it takes {sizes[0]} of memory, not {sizes[1]}"
     return None
-
-
-def _fewer_flops(before: Witnessed, after: Witnessed) -> str | None:
-    if before.flops is None or after.flops is None or after.flops >= _LEAST_FLOPS * before.flops:
-        return None
-    return f"a step computes {show_si(after.flops, 'FLOP')}, not {show_si(before.flops, 'FLOP')}"
 
 
 def _drift(base: Base, changed: Trial, equality: Equality) -> str | None:

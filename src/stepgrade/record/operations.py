@@ -288,14 +288,18 @@ def _together(steps: list[SampledSteps]) -> SampledSteps:
     quietest = min(steps, key=_waited)
     if len(steps) == 1:
         return quietest
-    names = {op.name for step in steps for op in step.operations}
+    names = dict.fromkeys(op.name for step in steps for op in step.operations)
     found = [_operation_of(name, steps) for name in names]
     longest = sorted((op for op in found if op is not None), key=lambda op: -(op.ms or 0.0))
     shares = [step.matmul_known_share for step in steps if step.matmul_known_share is not None]
     return structs.replace(
         quietest,
         **{name: _sum(steps, name) for name in ("steps", "tokens", "samples", "matmul_flops")},
-        **{name: _median_sum(steps, name) for name in ("model_ms", "busy_ms")},
+        **{
+            name: None if None in times else median(times) * len(times)
+            for name in ("model_ms", "busy_ms")
+            for times in [[getattr(step, name) for step in steps]]
+        },
         matmul_known_share=min(shares, default=None),
         operations=tuple(longest[:_OPERATIONS_KEPT]),
     )
@@ -315,8 +319,3 @@ def _sum(rows: list[SampledSteps] | list[Operation], name: str) -> float | None:
     """Return the sum of a field; None if one of them does not know it."""
     values = [getattr(row, name) for row in rows]
     return None if None in values else sum(values)
-
-
-def _median_sum(steps: list[SampledSteps], name: str) -> float | None:
-    values = [getattr(step, name) for step in steps]
-    return None if None in values else median(values) * len(values)

@@ -346,23 +346,16 @@ def bottleneck_of_ledger(
     largest = next(cause for cause in waits if _side_of(cause) is first)
     waiting = next((cause for cause in waits if cause.bottleneck == Bottleneck.STRAGGLER), largest)
     # What the late rank waits for itself, and how long the others wait for it, are one wait.
-    if waiting.share >= _SAME_WAIT * longest and _is_of_late_rank(profile, first):
-        largest = waiting
+    late_rank = profile.activity.straggler if profile.activity else None
+    trouble = ACCOUNTS.get(late_rank.trouble or "") if late_rank else None
+    if trouble is not None and trouble.cause is not None and waiting.share >= _SAME_WAIT * longest:
+        own = Bottleneck(trouble.cause)
+        largest = waiting if _SIDES.get(own, own) is first else largest
     name, evidence = Bottleneck(largest.bottleneck), largest.evidence
     if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
         evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
     late = (_who_is_late(profile, limits),) if name is Bottleneck.STRAGGLER else ()
     return Verdict(bottleneck=name, evidence=(*late, evidence))
-
-
-def _is_of_late_rank(profile: Profile, side: Bottleneck) -> bool:
-    """Return whether this wait is what makes a rank late."""
-    late = profile.activity.straggler if profile.activity else None
-    account = ACCOUNTS.get(late.trouble or "") if late else None
-    if account is None or account.cause is None:
-        return False
-    cause = Bottleneck(account.cause)
-    return _SIDES.get(cause, cause) is side
 
 
 def _side_of(cause: Cause) -> Bottleneck:

@@ -206,8 +206,11 @@ class Alerts:
             ]
             left = [alert for alert in left if alert not in own]
             if not own:
-                if is_fresh and episode.end is None and self._is_recent(seen.numbers[episode.begin]):
-                    happened.append(self._open(seen, episode))
+                if is_fresh and episode.end is None:
+                    number = seen.numbers[episode.begin]
+                    (run,) = self._history.runs(Selection(after=number - 1, before=number + 1))
+                    if run.added_at >= moment_after(days=-_NEWS_DAYS):  # what is filled in later is no news
+                        happened.append(self._open(seen, episode))
                 continue
             # The oldest active one stays; a person may have written to it.
             keep = min(own, key=lambda alert: (alert.state not in ACTIVE, alert.id))
@@ -282,11 +285,6 @@ class Alerts:
         parts += [f"what changed: {', '.join(moved)}"] if moved else []
         device = after[0].device or (after[0].fingerprint.device if after[0].fingerprint else None)
         return "; ".join([*([f"on {device}"] if device else []), *parts])[:_MOST_REASON]
-
-    def _is_recent(self, number: int) -> bool:
-        """Return whether a run was made lately: what is filled in later is no news."""
-        (run,) = self._history.runs(Selection(after=number - 1, before=number + 1))
-        return run.added_at >= moment_after(days=-_NEWS_DAYS)
 
     def _set(self, number: int, row: Mapping[str, object]) -> None:
         names = ", ".join(f"{name} = ?" for name in row)

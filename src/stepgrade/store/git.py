@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from stepgrade.files import scratch_folder
 
@@ -76,7 +77,7 @@ def changed_in(folder: str) -> str | None:
     if found:
         return found.split("\0", 1)[0].partition(" ")[2].lstrip()
     here = os.path.realpath(folder)
-    is_checkout = any(os.path.lexists(os.path.join(each, ".git")) for each in _with_parents(here))
+    is_checkout = any(os.path.lexists(os.path.join(each, ".git")) for each in (here, *map(str, Path(here).parents)))
     return None if found is None and is_checkout else ""
 
 
@@ -119,11 +120,6 @@ def commit_on_branch(folder: str, branch: str, texts: Mapping[str, tuple[str, st
         commit = tree and _git("-C", folder, "commit-tree", tree, "-p", "HEAD", "-m", message)
         made = commit and _git("-C", folder, "update-ref", f"refs/heads/{branch}", commit, "0" * len(commit))
     return made is not None and bool(commit)
-
-
-def _with_parents(folder: str) -> list[str]:
-    parts = folder.split(os.sep)
-    return [os.sep.join(parts[:count]) or os.sep for count in range(len(parts), 0, -1)]
 
 
 def _first(names: tuple[str, ...]) -> str | None:

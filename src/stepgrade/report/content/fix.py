@@ -61,7 +61,14 @@ def blocks(found: FixReport, flags: Mapping[str, str]) -> Iterator[Block]:
     )
     tried = [one for one in found.tries if one.verdict not in ("does_not_apply", "not_tried")]
     if tried:
-        yield Table(columns, tuple(map(_row, tried)))
+        cells: list[tuple[str, ...]] = []
+        for one in tried:
+            promise = one.predicted
+            predicted = f"{promise.low * 100:.0f} to {promise.high * 100:.0f} %" if promise else ""
+            measured = show_share(one.measured.gain) if one.measured is not None else ""
+            work = "" if one.same_work is None else "the same" if one.same_work else "differs"
+            cells.append((one.change, predicted, measured, work, _VERDICTS[one.verdict]))
+        yield Table(columns, tuple(cells))
         yield Space()
     yield Bullets(tuple(Bullet(_told(one)) for one in found.tries))
     if found.together is not None and found.together.diff is not None:
@@ -75,13 +82,6 @@ def blocks(found: FixReport, flags: Mapping[str, str]) -> Iterator[Block]:
     if found.notes:
         yield Heading("Notes")
         yield bullets(texts_of(found.notes, flags), style="dim")
-
-
-def _row(one: Try) -> tuple[str, ...]:
-    predicted = f"{one.predicted.low * 100:.0f} to {one.predicted.high * 100:.0f} %" if one.predicted else ""
-    measured = show_share(one.measured.gain) if one.measured is not None else ""
-    work = "" if one.same_work is None else "the same" if one.same_work else "differs"
-    return one.change, predicted, measured, work, _VERDICTS[one.verdict]
 
 
 def _gain(gain: Gain) -> str:
