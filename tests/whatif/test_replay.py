@@ -228,6 +228,13 @@ def test_without_stragglers_all_are_as_fast_as_the_median_rank() -> None:
     assert found.answers[0].affected_ms > 0.0
 
 
+def test_stragglers_go_with_changes_of_parts_that_not_every_rank_has() -> None:
+    """Only the late rank waits for its device: without stragglers and those waits the others stay as they are."""
+    late, parts = two_ranks(delay_ns=2_000_000, sync=True), ("stragglers", "sync")
+    both = sg.what_if(late, [sg.AssumedChange(what=part) for part in parts]).answers[-1]
+    assert both.step_ms > 0.0
+
+
 @pytest.mark.parametrize("speed", [2.0, math.inf])
 def test_stragglers_are_of_several_ranks_and_removed(speed: float) -> None:
     ranks = two_ranks(delay_ns=2_000_000, sync=True)[: 1 if speed == math.inf else 2]

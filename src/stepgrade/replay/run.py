@@ -67,7 +67,15 @@ class _ReadyStep(NamedTuple):
             raise BadOption("one rank does not show whether others are late", field="changes", hint=hint)
         # Each rank at its own pace: all are then as fast as the median one.
         others = tuple(change for change in changes if change.what != STRAGGLERS)
-        found = [_replayed(rank, Replayer(rank), others, with_parts=with_parts) for rank in self.graph.apart]
+        apply(self.graph, others)  # refuses what no rank has
+        found = []
+        for rank in self.graph.apart:
+            own = list[AssumedChange]()
+            for change in others:
+                with suppress(BadOption):  # not every rank has such a part
+                    apply(rank, (change,))
+                    own.append(change)
+            found.append(_replayed(rank, Replayer(rank), tuple(own), with_parts=with_parts))
         found.sort(key=lambda rank: rank.as_seen.step_ns)
         median = found[len(found) // 2]
         return median._replace(affected_ns=median.affected_ns + self.graph.waiting_ns)
