@@ -77,7 +77,9 @@ def changed_in(folder: str) -> str | None:
     if found:
         return found.split("\0", 1)[0].partition(" ")[2].lstrip()
     here = os.path.realpath(folder)
-    is_checkout = any(os.path.lexists(os.path.join(each, ".git")) for each in (here, *map(str, Path(here).parents)))
+    is_checkout = any(
+        os.path.lexists(os.path.join(each, ".git")) for each in (here, *map(str, Path(here).parents))
+    )
     return None if found is None and is_checkout else ""
 
 
