@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.errors import NotMeasured
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, distinct, groups, median
 from stepgrade.model.events import NONE, Ids, Kinds, Longs
 from stepgrade.naming.torch_names import Mask, named
 from stepgrade.naming.work_class import WorkClass
@@ -296,7 +296,7 @@ class _DeviceStep:
         # Calls in which the host waited for the device; a launch waits if the queue is full.
         waits = waiting_calls(timeline.trace, timeline.links, timeline.steps)
         launches = distinct(timeline.links.call[self.pieces.work[self.rows[self.launched]]])
-        usual = float(np.median(calls.dur_ns[launches]))
+        usual = median(calls.dur_ns[launches])
         slow = launches[calls.dur_ns[launches] > max(_BLOCKED * usual, _SEEN_WAIT_NS)]
         issued = np.searchsorted(np.sort(sources.issued_ns), calls.start_ns[slow])
         ended = np.searchsorted(np.sort(sources.end_ns), calls.start_ns[slow])

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from stepgrade.decoding import from_msgpack
 from stepgrade.errors import NotMeasured
+from stepgrade.model.columns import median
 from stepgrade.model.events import Longs
 from stepgrade.model.profile import RecordedStep
 from stepgrade.ranks.collectives import Arrivals, ProcessGroup
@@ -60,7 +61,7 @@ def record_steps(timeline: Timeline, pieces: Pieces, arrivals: Arrivals) -> tupl
         off += steps.number[steady].astype(np.int64) * _SPREAD % 2**32
     elif len(steady):
         for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
-            off += np.abs(dur_ns / max(float(np.median(dur_ns)), 1.0) - 1.0)
+            off += np.abs(dur_ns / max(median(dur_ns), 1.0) - 1.0)
     for number in steps.number[steady[np.argsort(off, kind="stable")[:MOST_STEPS]]].tolist():
         in_step = pieces.step == np.flatnonzero(timeline.steps.number == number)[0]
         if np.count_nonzero(in_step) > _MOST_PIECES:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.errors import BadOption, NotMeasured
+from stepgrade.model.columns import median
 from stepgrade.model.profile import Profile
 from stepgrade.replay.graph import Edge, StepGraph, join_ranks
 from stepgrade.replay.packed import MOST_EDGES, unpack_graph
@@ -142,7 +143,7 @@ class ReplayedRun:
                 self.left_out += 1
         if problem is not None and not self.steps:
             raise problem
-        usual = float(np.median([step.graph.measured_ns for step in self.steps]))
+        usual = median(np.array([step.graph.measured_ns for step in self.steps]))
         self.steps.sort(key=lambda step: abs(step.graph.measured_ns - usual))
         self.graph = self.steps[0].graph
         self._known = dict[tuple[AssumedChange, ...], ReplayAnswer]()
@@ -180,7 +181,7 @@ class ReplayedRun:
             least=float(np.average(least, weights=weights)),
             low=max(min(*low, share), 0.0),
             high=max(*high, share, 1.0 - REALISED * (1.0 - share)),
-            affected_ms=float(np.median(affected_ns)) / NS_PER_MS,
+            affected_ms=median(np.asarray(affected_ns)) / NS_PER_MS,
             does_less=does_less,
         )
         return self._known[changes]
@@ -206,4 +207,4 @@ class ReplayedRun:
             with suppress(BadOption):
                 taken_ns = apply(step.graph, (AssumedChange(what=part),)).affected_ns
                 found.append(taken_ns / step.graph.measured_ns)
-        return float(np.median(found)) if found else None
+        return median(np.array(found)) if found else None
