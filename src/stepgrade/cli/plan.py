@@ -7,8 +7,9 @@ devices, or numbers of them, are planned side by side.
 
   stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 \
                  --global-batch 512 --seq 8192
-  stepgrade plan --model config.json --device h100-sxm5-80gb,b200 --devices 64,512 \
-                 --global-batch 512 --seq 8192 --tokens 15T --price 2.5,4
+  stepgrade plan --model config.json --device h100-sxm5-80gb,b200 \
+                 --devices 64,512 --global-batch 512 --seq 8192 \
+                 --tokens 15T --price 2.5,4
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 from msgspec import Struct, structs
 
@@ -62,15 +60,12 @@ def settings_from(config: Config) -> Settings:
     return Settings(limits=limits, ignored_rules=frozenset(ignored))
 
 
-class Findings(NamedTuple):
-    """One finding for each cause, and what the first fixes bring together."""
+def findings(
+    context: RuleContext, ignored: frozenset[str] = frozenset()
+) -> tuple[tuple[Finding, ...], JointGain | None]:
+    """Return one finding for each cause, and what the first fixes bring together.
 
-    found: tuple[Finding, ...]
-    together: JointGain | None
-
-
-def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> Findings:
-    """Return one finding for each cause, with what other rules saw of it as its consequences.
+    What other rules saw of a cause are its consequences.
 
     Doubts about the profile come first, then causes by realistic gain, then remarks.
     """
@@ -102,7 +97,7 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> Fin
     in_order = tuple(sorted(kept.values(), key=order))
     first = [one.rule for one in in_order if one.severity != "info" and one.gain_low > 0.0][:_FIRST]
     if len(first) < 2:
-        return Findings(in_order, None)
+        return in_order, None
     joint, step_ms = context.promises.together([promises[name] for name in first]), context.times.typical_ms
     together = JointGain(
         rules=tuple(first),
@@ -112,7 +107,7 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> Fin
         step_ms=None if step_ms is None else step_ms * (1.0 - joint.high),
         next_limit=joint.next_limit,
     )
-    return Findings(in_order, together)
+    return in_order, together
 
 
 def _one_for_each_cause(found: dict[str, Finding]) -> dict[str, Finding]:

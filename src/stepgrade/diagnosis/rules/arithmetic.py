@@ -410,7 +410,10 @@ def small_micro_batches(context: RuleContext) -> Found | None:
         f"products do {intensity:.1f} FLOPs for each byte, so each pass costs nearly as much as a large one, "
         f"{show_share(share)} of the step together."
     )
-    return Found(claim, {"passes": passes, "flops_per_byte": intensity, "share": share}, share)
+    evidence: Evidence = {"passes": passes, "flops_per_byte": intensity, "share": share}
+    if rows:
+        evidence["samples"] = rows / passes
+    return Found(claim, evidence, share)
 
 
 @gemm_rule(
