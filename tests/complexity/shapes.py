@@ -1179,7 +1179,7 @@ WHAT_IF = ("what-if", "f", "--without", "k", "--format", "json")
 SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
-    "steps of a trace": Shape(steps, covers=(*KINETO, "timeline/steps", "timeline/ledger", "trace/profile", "timeline/timeline", "trace/counts", "readers/steps", "loading/__init__", "readers/discover", "readers/source", "readers/base", "readers/registry"), size=200),
+    "steps of a trace": Shape(steps, covers=(*KINETO, "timeline/steps", "timeline/ledger", "trace/profile", "timeline/timeline", "trace/counts", "readers/steps", "loading/__init__", "loading/cached", "readers/discover", "readers/source", "readers/base", "readers/registry"), size=200),
     "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "1-90000"), ("readers/steps",), 200),
     "steps as HTML": Shape(steps, SCORE_HTML, size=200),
     "warm-up steps": Shape(warm_up, covers=("timeline/ledger",), size=200),
@@ -1293,7 +1293,7 @@ SHAPES: dict[str, Shape] = {
     "a list in the configuration": Shape(toml_lists, ("score", "f", "--config", "c.toml"), ("config/toml",), 500),
     # What an attacker would try who has read the code.
     "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "timeline/links"), 600),
-    "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity",), 2000),
+    "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity", "trace/stalls"), 2000),
     "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "timeline/links"), 600),
     "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("timeline/ledger",), 2000),
     "odd kinds of modules": Shape(analysed(odd_kinds_of_modules), ANALYSIS, ("trace/layers",), 80),

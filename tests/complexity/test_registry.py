@@ -16,6 +16,7 @@ COVERED = {name for shape in SHAPES.values() for name in shape.covers}
 # What holds no loop over an input: types, tables and words.
 WITHOUT_INPUT = {
     "readers/compiled",  # loads the library
+    "costs/own",  # asks whether there are any
     "compare/turns",  # as many pairs of runs as the user asks for
     "readers/kineto/workers",  # the same chunks in another process; tests/readers/kineto/test_kineto_workers.py
     "readers/remote",  # the same bytes from elsewhere; tests/readers/test_remote.py

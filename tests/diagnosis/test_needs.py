@@ -154,12 +154,12 @@ BOTH_SIDES: dict[str, tuple[str, str, Profile, Profile]] = {
         on(FIRES["host-stall"], recorded=Recorded(settings=("stacks",))),
     ),
     "a DataLoader, as far as our recorder saw": (
-        "host-stall",
+        "input-wait",
         "DataLoader",
-        FIRES["host-stall"],
+        FIRES["input-wait"],
         on(
-            FIRES["host-stall"],
-            source=msgspec.structs.replace(FIRES["host-stall"].source, producer=RECORDER),
+            FIRES["input-wait"],
+            source=msgspec.structs.replace(FIRES["input-wait"].source, producer=RECORDER),
         ),
     ),
     "an optimizer that is not fused yet": (

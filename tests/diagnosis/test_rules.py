@@ -291,7 +291,7 @@ FIRES: dict[str, Profile] = {
     "slow-gemm": trace(gemms=gemm(8192, 8192, 8192, 50.0, calls=2.0), matmul_dtype="bf16"),
     "memory-bound-gemm": trace(gemms=gemm(16, 8192, 8192, 50.0, calls=500.0), matmul_dtype="bf16"),
     "single-tensor-optimizer": trace(optimizer=MANY_TENSORS),
-    "heavy-optimizer": trace(optimizer=optimizer(ms=40.0, span_ms=40.0)),
+    "heavy-optimizer": trace(optimizer=optimizer(ms=40.0, span_ms=40.0, fused=False)),
     "zero-grad-fills": trace(marks={"zero_fill": 300.0}, kernel_group_ms={"fill": 3.0}),
     "elementwise-chains": trace(ops=(op("aten::mul", "elementwise", 45.0), op("aten::mm", "gemm", 45.0))),
     "fragmented-elementwise": trace(

@@ -19,6 +19,7 @@ from stepgrade.model.activity import (
     LoopTally,
     OptimizerTally,
     PartTime,
+    StallRow,
     Straggler,
     WaitTally,
 )
@@ -42,6 +43,7 @@ ACTIVITY_OF_RANK = Activity(
     waits=(WaitTally(call="sync", caller=None, count=1.0, ms=1.0),),
     collectives=(CollectiveTally(name="allreduce", group_size=2, count=1.0, ms=3.0),),
     communication_ms=3.0,
+    stalls=(StallRow(cause="python", inside="f", ended_by="gemm", count=1.0, ms=2.0),),
     optimizer=OptimizerTally(kernels=1.0, ms=1.0, span_ms=2.0, multi_tensor_share=0.5, fused=True),
     gemms=(GemmTally(batch=1, m=2, k=3, n=4, dtype="bf16", calls=1.0, ms=5.0, flops=48.0),),
     parts=(PartTime(work_class="gemm", role=None, direction=None, ms=5.0, calls=1.0, kernels=1.0),),

@@ -723,5 +723,5 @@ def test_a_loop_that_looks_without_gradients_in_every_step_is_recorded(tmp_path:
             optimizer.step()
     profile = sg.load(tmp_path / "run.json")
     assert profile.recorded_steps == 12
-    assert "evaluation" in {phase.name for phase in profile.phases}
+    assert "rollout" in {phase.name for phase in profile.phases}
     assert not any(note.code == "evaluation_steps" for note in profile.notes)

@@ -134,7 +134,7 @@ def test_counters_of_the_device_are_read(tmp_path: Path) -> None:
     assert abs(active.samples - samples) <= 4  # a step of the device begins when the one before it ends
     assert active.least < active.mean < active.most
     assert active.mean == pytest.approx((active.least + active.most) / 2)
-    assert "sm__cycles_active.avg" in sg.render(card)
+    assert "sm__cycles_active.avg" in sg.render(card, full=True)
 
 
 def test_the_queue_is_what_was_launched_and_has_not_begun(tmp_path: Path) -> None:

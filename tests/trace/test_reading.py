@@ -21,7 +21,9 @@ def comparable(rank: RankProfile) -> RankProfile:
     # Lines are of Python frames, which the slow reader leaves out; tests/timeline/test_frames.py has them.
     waits = tuple(msgspec.structs.replace(wait, line=None) for wait in activity.waits)
     loop = activity.loop and msgspec.structs.replace(activity.loop, line=None)
-    activity = msgspec.structs.replace(activity, lines={}, waits=waits, loop=loop)
+    # Where no call or operation does, a frame says what the host was in.
+    stalls = tuple(msgspec.structs.replace(row, cause="", inside=None) for row in activity.stalls)
+    activity = msgspec.structs.replace(activity, lines={}, waits=waits, loop=loop, stalls=stalls)
     profile = msgspec.structs.replace(
         plain.profile,
         source=None,

@@ -2,8 +2,7 @@ r"""Find the fastest way to run a model on many devices that fits in memory.
 
 Tensor, pipeline, context and expert parallelism, sharding, checkpointing and micro-batch are tried
 together. Plans that fit come first, ranked by the throughput to expect, each with where its step goes and
-the flags that start it; plans too close to call follow. --tokens says what a training takes. Several
-devices, or numbers of them, are planned side by side.
+the flags that start it; plans too close to call follow. Several devices are planned side by side.
 
   stepgrade plan --model config.json --device h100-sxm5-80gb --devices 64 \
                  --global-batch 512 --seq 8192

@@ -222,13 +222,18 @@ NEEDS = (
     ),
     Need(
         "a DataLoader, as far as our recorder saw",
-        re.compile(r"DataLoader"),
+        regex(r"DataLoader"),
         lambda context: context.profile.source.producer != RECORDER or "input" in context.phases.shares,
     ),
     Need(
         "an optimizer that is not fused yet",
-        re.compile(r"fused=True"),
-        lambda context: not any(op.name.startswith(_FUSED_UPDATES) for op in context.operations),
+        regex(r"fused=True|a fused optimizer"),
+        lambda context: (
+            not (
+                any(op.name.startswith(_FUSED_UPDATES) for op in context.operations)
+                or (context.activity.optimizer is not None and context.activity.optimizer.fused)
+            )
+        ),
     ),
     Need(
         "arithmetic in bf16",
@@ -249,9 +254,7 @@ NEEDS = (
         ),
         lambda context: context.work != "inference",
     ),
-    Need(
-        "tables that are not FBGEMM's yet", re.compile(r"FBGEMM"), lambda context: not context.uses("fbgemm")
-    ),
+    Need("tables that are not FBGEMM's yet", regex(r"FBGEMM"), lambda context: not context.uses("fbgemm")),
     Need(
         "shapes that were not recorded",
         regex(r"record_shapes|[Rr]ecord \w*\s?shapes|operations with shapes"),
@@ -269,13 +272,8 @@ NEEDS = (
     ),
     Need(
         "optimizer state that is not sharded yet",
-        re.compile(r"\b[Ss]hard(ed|ing)?\b.*\b(state|optimizer)|ZeroRedundancyOptimizer|\bZeRO"),
+        regex(r"\b[Ss]hard(ed|ing)?\b.*\b(state|optimizer)|ZeroRedundancyOptimizer|\bZeRO"),
         lambda context: context.parallelism != "fsdp",
-    ),
-    Need(
-        "an optimizer that is not fused yet",
-        re.compile(r"fused=True|a fused optimizer"),
-        lambda context: context.activity.optimizer is None or not context.activity.optimizer.fused,
     ),
     Need(
         "parameters in shards",

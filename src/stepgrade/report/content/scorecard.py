@@ -410,11 +410,22 @@ def _tables(card: Scorecard, *, has_steps: bool) -> Iterator[Block]:
 
 
 def gain(finding: Finding) -> str:
-    """Return the gain of a finding as a share of the step; empty if negligible."""
+    """Return the gain of a finding as a share of the step, and what limits it then; empty if negligible."""
     if finding.gain_high <= _LEAST_GAIN:
         return ""
     low, high = show_share(finding.gain_low, 0), show_share(finding.gain_high, 0)
-    return f"{low} to {high} of the step" if low != high else f"up to {high} of the step"
+    then = f"; then {finding.next_limit}" if finding.next_limit else ""
+    return (f"{low} to {high} of the step" if low != high else f"up to {high} of the step") + then
+
+
+def joint_gain(card: Scorecard) -> Iterator[Block]:
+    """Yield what the first fixes bring together, which is less than the sum of their gains."""
+    joint = card.together
+    if joint is not None and joint.gain_high > _LEAST_GAIN:
+        low, high = show_share(joint.gain_low, 0), show_share(joint.gain_high, 0)
+        text = f"The first {len(joint.rules)} fixes together bring {low} to {high} of the step"
+        step = f": at best it takes {show_ms(joint.step_ms)}" if joint.step_ms is not None else ""
+        yield Paragraph(f"{text}{step}.")
 
 
 def evidence_rows(finding: Finding) -> tuple[tuple[str, str], ...]:
@@ -433,8 +444,7 @@ def _to_do(card: Scorecard) -> Iterator[Block]:
         rows = []
         for index, finding in enumerate(card.findings):
             mark, style = _MARKS[finding.severity]
-            then = f"; then {finding.next_limit}" if finding.next_limit else ""
-            worth = f" Worth {gain(finding)}{then}." if gain(finding) else ""
+            worth = f" Worth {gain(finding)}." if gain(finding) else ""
             only: Only = "text" if index < FINDINGS_FIRST else "full"
             rows.append(Bullet(f"{finding.claim}{worth}", mark, style, label=finding.severity, only=only))
             if index < FINDINGS_FIRST:
@@ -444,12 +454,7 @@ def _to_do(card: Scorecard) -> Iterator[Block]:
                 for text in finding.consequences
             ]
         yield Bullets(tuple(rows))
-        joint = card.together
-        if joint is not None and joint.gain_high > _LEAST_GAIN:
-            low, high = show_share(joint.gain_low, 0), show_share(joint.gain_high, 0)
-            text = f"The first {len(joint.rules)} fixes together bring {low} to {high} of the step"
-            step = f": at best it takes {show_ms(joint.step_ms)}" if joint.step_ms is not None else ""
-            yield Paragraph(f"{text}{step}.", only="full")
+        yield from joint_gain(card)
     said = {finding.remedy for finding in card.findings[:FINDINGS_FIRST]}
     if card.recommendations:
         yield Heading("What to do next", only="full" if said.issuperset(card.recommendations[:3]) else "text")

@@ -44,6 +44,7 @@ from stepgrade.report.content.scorecard import (
     is_from_timeline,
     is_of_memory,
     is_worth_showing,
+    joint_gain,
     shares,
     time_blocks,
     without_it,
@@ -135,7 +136,7 @@ def page(card: Scorecard, flags: Mapping[str, str]) -> Page:
         sections.append(Section("compilation", "Compilation", "What was compiled", tables))
     else:
         sections += _step_sections(card, flags)
-    blocks: list[Shown] = [FindingList(tuple(found))] if found else []
+    blocks: list[Shown] = [FindingList(tuple(found)), *joint_gain(card)] if found else []
     said = {finding.remedy for finding in card.findings}
     if others := [text for text in card.recommendations if text not in said]:
         blocks += [Heading("What to do next"), Bullets(tuple(Bullet(text, "1.") for text in others))]
