@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections import ChainMap
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
@@ -27,12 +28,13 @@ def write_result(result: Result, to: str, output: str | None, color: str, *, ful
     write(report.render(result, to=to, width=width, color=has_color, full=full, flags=FLAGS), output)
 
 
-def show_beside(result: Result, color: str) -> None:
-    """Show a result on standard error, beside what a script prints; without one, nowhere."""
+def show_beside(result: Result, color: str, full: str) -> None:
+    """Show a result on standard error, beside what a script prints; `full` is the command that shows it whole."""
     if sys.stderr is None:
         return
     width, has_color = page_for(None, color, sys.stderr)
-    text = report.render(result, to="terminal", width=width, color=has_color, flags=FLAGS)
+    flags = ChainMap({"full": full}, cast("MutableMapping[str, str]", FLAGS))
+    text = report.render(result, to="terminal", width=width, color=has_color, flags=flags)
     with suppress(OSError, ValueError):
         encoding = sys.stderr.encoding or "utf-8"
         sys.stderr.write(text.encode(encoding, "replace").decode(encoding))

@@ -118,7 +118,9 @@ def _report(args: Namespace, launched: Launched) -> None:
     paths = paths_of_run([each.path for each in launched.recorded])
     card = grade(args, paths, may_measure=launched.code >= 0)
     if not args.quiet:
-        output.show_beside(card, args.color)
+        output.show_beside(
+            card, args.color, full=shlex.join(["stepgrade", "score", "--full", *map(str, paths)])
+        )
     keep(args, card)
 
 

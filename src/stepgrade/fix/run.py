@@ -57,8 +57,9 @@ class _Candidate(Struct, kw_only=True):
     def leave_open(self) -> None:
         """Say that the rounds did not decide, and what would."""
         self.verdict = "cannot_tell"
-        rounds = f"{len(self.ms)} rounds did not decide" if self.ms else "the budget ended before a round did"
-        self.why = f"{rounds}; a larger budget or a quieter machine would tell"
+        rounds = f"{len(self.ms)} round{'s' if len(self.ms) > 1 else ''} did not decide"
+        ended = rounds if self.ms else "the budget ended before a round did"
+        self.why = f"{ended}; a larger budget or a quieter machine would tell"
 
 
 class Tried(Struct, frozen=True, kw_only=True):
