@@ -29,7 +29,7 @@ def write_result(result: Result, to: str, output: str | None, color: str, *, ful
 
 
 def show_beside(result: Result, color: str, full: str) -> None:
-    """Show a result on standard error, beside what a script prints; `full` is the command that shows it whole."""
+    """Show a result on standard error, beside what a script prints; `full` is what shows all of it."""
     if sys.stderr is None:
         return
     width, has_color = page_for(None, color, sys.stderr)
