@@ -8,7 +8,7 @@ from msgspec import structs
 import stepgrade as sg
 from stepgrade.model.ledger import Ledger
 from stepgrade.model.operations import Operation
-from stepgrade.model.profile import Profile
+from stepgrade.model.profile import Profile, Recorded
 from tests.diagnosis.test_rules import GEMMS, TRACE, trace
 
 A100 = sg.Setup(device="a100-sxm4-80gb")
@@ -38,6 +38,12 @@ def test_work_that_moves_memory_is_not_graded_by_its_arithmetic() -> None:
     assert card.grade == "ungraded"
     assert "moves memory" in reasons(card)
     assert "counted arithmetic is" not in reasons(card)
+
+
+def test_on_a_processor_the_time_of_small_operations_is_no_memory_traffic() -> None:
+    norm, product = (Operation(name=f"aten::{kind}", ms=30.0, kind=kind) for kind in ("norm", "gemm"))
+    run = graded((norm, structs.replace(product, ms=20.0)), recorded=Recorded(processor="a CPU"))
+    assert "moves memory" not in reasons(sg.score(run, setup=A100))
 
 
 def test_a_single_replayed_operation_is_not_graded() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -15,7 +15,6 @@ from stepgrade.hardware.ceilings import lowest, why_above_one
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Ledger, Machine, Note, Profile
 from stepgrade.model.ceiling import Ceiling
-from stepgrade.model.operations import Operation
 from stepgrade.model.profile import LOG, WORK_UNKNOWN
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
@@ -108,7 +107,7 @@ def _doubts(profile: Profile, *, by_arithmetic: bool) -> Iterator[Note]:
     computing = [op for op in profile.operations if op.kind != "communication" and op.ms]
     if by_arithmetic and len(computing) == 1:
         yield Note("one_operation", "the steps hold a single operation: it was replayed, nothing was trained")
-    elif by_arithmetic and _moves_memory(computing):
+    elif by_arithmetic and _moves_memory(profile):
         text = "most of the work moves memory, and counted arithmetic says nothing of how well it runs"
         yield Note("moves_memory", text)
     is_starting = activity is not None and activity.loader == MULTIPROCESSING_LOADER and profile.steps == 1
@@ -120,10 +119,16 @@ def _doubts(profile: Profile, *, by_arithmetic: bool) -> Iterator[Note]:
         yield Note("loader_start", text)
 
 
-def _moves_memory(computing: Sequence[Operation]) -> bool:
-    """Return whether products have less than half of the time of operations whose kind is known."""
-    known_ms = sum(op.ms or 0.0 for op in computing if op.kind not in ("other", None))
-    return sum(op.ms or 0.0 for op in computing if op.kind in PRODUCTS) < 0.5 * known_ms
+def _moves_memory(profile: Profile) -> bool:
+    """Return whether products have less than half of the time of operations whose kind is known.
+
+    Not on a processor, where the time of small operations is that of calls and of other programs.
+    """
+    if profile.recorded is not None and profile.recorded.processor is not None:
+        return False
+    known = [op for op in profile.operations if op.kind not in ("communication", "other", None)]
+    known_ms = sum(op.ms or 0.0 for op in known)
+    return sum(op.ms or 0.0 for op in known if op.kind in PRODUCTS) < 0.5 * known_ms
 
 
 def devices_of(profile: Profile, throughput: Throughput, options: ScoreOptions) -> int:
@@ -376,7 +381,7 @@ def bound_of(
         bounds.append(Bound(share=share, because=because))
     busy = bounds[0].share if bounds else 1.0
     computing = [op for op in profile.operations if op.kind != "communication"]
-    on_arithmetic = (roof is None or roof.kind == "compute") and not _moves_memory(computing)
+    on_arithmetic = (roof is None or roof.kind == "compute") and not _moves_memory(profile)
     if arithmetic is not None and arithmetic.share is not None and on_arithmetic:
         whole_ms = sum(op.ms or 0.0 for op in computing)
         arithmetic_ms = sum(op.ms or 0.0 for op in computing if op.kind in _MAY_COMPUTE)
