@@ -153,7 +153,7 @@ def _examine(
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     device_work, device_ledger = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = device_ledger or phases.ledger
-    promises = Promises(profile, ledger, times.typical_ms)
+    promises = Promises(profile, ledger, times.typical_ms, limits.unexplained_share)
     causes = rank_causes(profile, times, ledger, device_work, promises)
     if device_ledger:
         verdict = bottleneck_of_ledger(profile, device_ledger, causes, device_work, limits)

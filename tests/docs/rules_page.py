@@ -13,7 +13,8 @@ What `stepgrade score` looks for. Generated from `src/stepgrade/diagnosis/rules/
 
 A finding has a claim, the numbers behind it (*evidence*; shares are of the step), a severity, a fix, a check and a gain.
 *Worth* is the realistic share of the gain, with the reason, and the ledger accounts that limit it. Rules that see the same
-cause are merged into one finding. Findings are ordered by realistic gain; doubts about the profile come first, remarks
+cause are merged into one finding. Findings are ordered by realistic gain, but a fix of the bottleneck goes before those
+that gain little more (less than 1/0.7 of it, as far as replays may be off); doubts about the profile come first, remarks
 (`info`) last.
 
 Sources, in parentheses, are rules of other tools: AL alloc · DL DLProf · FR PyTorch's Flight Recorder analyzer · GPF gpuprof · HF Hugging

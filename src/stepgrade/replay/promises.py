@@ -46,14 +46,20 @@ class Promise(NamedTuple):
 class Promises:
     """The promises of one run; its steps are replayed when the first is asked for."""
 
-    def __init__(self, profile: Profile, ledger: Ledger | None, step_ms: float | None) -> None:
+    def __init__(
+        self, profile: Profile, ledger: Ledger | None, step_ms: float | None, unexplained_share: float
+    ) -> None:
         self._profile, self._ledger, self._step_ms = profile, ledger, step_ms
+        self._unexplained_share = unexplained_share
 
     @cached_property
     def run(self) -> ReplayedRun | None:
         """Return the steps to replay; None without a timeline, or if it hides what they waited for."""
         steps = self._profile.steps_to_replay
         if not steps or not self._ledger or self._profile.ledger is None:
+            return None
+        # Where events are missing, the host seems to be at work in their place, and no other fix to gain.
+        if (self._ledger.unattributed or 0.0) >= self._unexplained_share:
             return None
         if sum(step.edges for step in steps if step.number == steps[0].number) > _MOST_EDGES:
             return None
