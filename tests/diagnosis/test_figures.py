@@ -60,7 +60,11 @@ FIGURES: dict[str, tuple[str, float, dict[str, float]]] = {
     "fp32-matmuls": ("warning", 0.55943, {"fp32_ms": 60, "fp32_share": 0.6, "of_matmuls": 1}),
     "tf32-matmuls": ("info", 0.3, {"tf32_share": 0.6}),
     "fp64-matmuls": ("warning", 0.3, {"fp64_share": 0.6, "of_matmuls": 0.6}),
-    "small-micro-batches": ("critical", 0.96875, {"passes": 32, "flops_per_byte": 2, "share": 0.96875}),
+    "small-micro-batches": (
+        "critical",
+        0.96875,
+        {"passes": 32, "flops_per_byte": 2, "share": 0.96875, "samples": 4},
+    ),
     "fp16-beside-bf16": ("info", 0, {"scaler_calls": 1}),
     "math-attention": ("critical", 0.4, {"calls": 24, "share": 0.4}),
     "unfused-attention": ("critical", 0.4, {"softmax_calls": 24, "product_calls": 48, "share": 0.4}),

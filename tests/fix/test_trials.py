@@ -190,7 +190,11 @@ def test_what_is_interrupted_leaves_no_process_and_no_file(tmp_path: Path, numbe
     )
     (folder / "train.py").write_text(slow)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "stepgrade", "fix", "--budget", "5m", "train.py"]
+    # Under nohup, or in the background of a shell, some signals are ignored.
+    command = [
+        *("env", "--default-signal"),
+        *(sys.executable, "-m", "stepgrade", "fix", "--budget", "5m", "train.py"),
+    ]
     fix = subprocess.Popen(
         command,
         cwd=folder,

@@ -263,7 +263,7 @@ NEEDS = (
     Need(
         "stacks that were not recorded",
         regex(r"with_stack"),
-        lambda context: not context.has_recorded("stacks"),
+        lambda context: context.profile.source.producer != RECORDER and not context.has_recorded("stacks"),
     ),
     Need(
         "operations that are not compiled yet",

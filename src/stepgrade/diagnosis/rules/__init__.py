@@ -157,16 +157,17 @@ def _one_for_each_cause(found: dict[str, Finding]) -> dict[str, Finding]:
 
 
 def work_gains_more(found: tuple[Finding, ...]) -> bool:
-    """Return whether the findings on the device's work gain more than its waits, or as much."""
+    """Return whether fixes of the work gain more than those of waits; or as much, of mild waits."""
     work, waiting = (
         [
-            finding.gain_low
+            (finding.gain_low, finding.severity)
             for finding in found
             if finding.severity != "info" and (finding.account == "compute") is is_work
         ]
         for is_work in (True, False)
     )
-    return max(work, default=0.0) > _ALIKE * max(waiting, default=0.0)
+    (gain, _), (other, severity) = (max(some, default=(0.0, "")) for some in (work, waiting))
+    return gain > (1.0 if severity == "critical" else _ALIKE) * other
 
 
 def _is_doubt(finding: Finding) -> bool:
