@@ -57,6 +57,7 @@ def without_place(rank: RankProfile) -> RankProfile:
             msgspec.structs.replace(op, longest=_at_zero(op.longest)) for op in rank.profile.operations
         ),
         typical_step=_at_zero(rank.profile.typical_step),
+        steps_to_replay=(),  # whose pieces are numbered as the rows are; tests/whatif/test_replay.py
         views=tuple(map(_unnamed, rank.profile.views)),
     )
     alone = unpack_spans(rank.alone)

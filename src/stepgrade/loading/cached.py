@@ -42,11 +42,13 @@ def read_once(
     if folder is not None and 0 < source.size_bytes <= _MOST_BYTES:
         key = key_of(file.path, ("profile", file.format, file.name, options.steps, options.dialects))
         with suppress(msgspec.DecodeError, BadInput):  # what does not decode is read again
-            profile = from_msgpack(Cache(folder).get(key) or b"", Profile)
+            profile, tokens = from_msgpack(Cache(folder).get(key) or b"", tuple[Profile, int | float | None])
+            profile = msgspec.structs.replace(profile, tokens_per_step=tokens)  # a whole number stays one
     if profile is None:
         found = combine([registry.read_source(source, file.format)])
         assert isinstance(found, Profile)  # noqa: S101  for the type checker
         profile = found
         if folder is not None and key and not source.was_written():
-            Cache(folder).put(key, msgspec.msgpack.encode(profile))
+            with suppress(OverflowError):  # of a number of more than 64 bits
+                Cache(folder).put(key, msgspec.msgpack.encode((profile, profile.tokens_per_step)))
     return Part(log=profile) if file.kind == "log" else Part(profile=profile)
