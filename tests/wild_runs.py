@@ -98,12 +98,10 @@ class Loop:
             correlation = self.out.call(call, self.now, 3 * US, thread=self.thread)
             self.now += 3 * US
         start = max(self.now + LATENCY_NS, self.free.get(stream, 0) + 700, after)
-        self.out.kernel(kernel, start, self.about(dur), correlation=correlation, stream=stream, **known)
-        self.free[stream] = start + self.about(dur) if known.get("collective") else self._end_of_last()
+        took = self.about(dur)
+        self.out.kernel(kernel, start, took, correlation=correlation, stream=stream, **known)
+        self.free[stream] = start + took
         return self.free[stream]
-
-    def _end_of_last(self) -> int:
-        return self.out.work[-1][2] + self.out.work[-1][3]
 
     def op(self, name: str, kernel: str, dur: float, **known: Any) -> None:
         """Run one operation: on the device, or here if there is none."""

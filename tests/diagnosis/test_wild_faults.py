@@ -132,12 +132,7 @@ BOTTLENECKS = {
 
 @pytest.mark.parametrize("fault", BOTTLENECKS)
 @pytest.mark.parametrize("name", ["plain", "rocm"])
-def test_the_bottleneck_is_named_and_what_would_remain_without_it(
-    name: str, fault: str, request: pytest.FixtureRequest
-) -> None:
-    if fault == "reduce_all":
-        reason = "without recorded stream waits, a replay lets work after many collectives keep its place"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_the_bottleneck_is_named_and_what_would_remain_without_it(name: str, fault: str) -> None:
     card = sg.score(
         profile_of(with_fault(RUNS[name], fault, FACTORS.get(fault, (4.0,))[-1], step_ms_without(name)))
     )
